@@ -13,7 +13,7 @@ pub enum Error {
     #[error("an image has at most 16 TiB of names and attributes: split the view")]
     TooLarge,
     #[error(
-        "temporary data in {}: {source} (an image takes some 120 bytes a name there while it is written)",
+        "temporary data in {}: {source} (an image takes some 150 bytes a name there while it is written)",
         .directory.display()
     )]
     Spill { directory: PathBuf, source: io::Error },

@@ -1,6 +1,6 @@
-//! Answers from an image what a file system is asked. Nothing in an image is believed: what is read lies within it, what
-//! a number says is checked before it is used, and a directory is entered only by the name that its own `..` leads back
-//! to, so that no path is endless. Only the superblock and the device table are kept in memory.
+//! Answers from an image what a file system is asked. Nothing in an image is believed: what is read lies within it,
+//! what a number says is checked before it is used, and a directory is entered only by the name that its own `..` leads
+//! back to, so that no path is endless. Only the superblock and the device table are kept in memory.
 
 mod directory;
 mod inode;
@@ -161,7 +161,7 @@ impl<R: ReadAt> Image<R> {
         Ok(found)
     }
 
-    /// Where the bytes of a file are, from the beginning of `range` on, up to its end or the file's: in order and without
+    /// Where the bytes of a file are, from the beginning of `range` on, up to its end or the file's: in order, without
     /// gaps. Up to one extent for each block of the range.
     pub fn extents(&self, file: &Inode, range: Range<u64>) -> Result<Vec<Extent>, Error> {
         let range = range.start..range.end.min(file.size);
@@ -228,8 +228,8 @@ impl<R: ReadAt> Image<R> {
         Ok(bytes)
     }
 
-    /// Bytes of the image that are so many bytes of the content: those in blocks, and those behind the inode. `range` is
-    /// within the size.
+    /// Bytes of the image that are so many bytes of the content: those in blocks, and those behind the inode. `range`
+    /// is within the size.
     fn flat_parts(&self, inode: &Inode, range: Range<u64>) -> Result<Vec<Range<u64>>, Error> {
         let in_blocks = match inode.layout {
             Layout::Plain => inode.size,

@@ -5,9 +5,9 @@
 //! to their places. Both only append and read on. In memory is what the directory at hand has in its last block, and of
 //! files with several links, where each is. Equal trees and options give equal bytes.
 //!
-//! Inodes follow each other in the order of the first pass: files, symlinks and others of a directory, then the directory
-//! itself, of which only then is known how long it is, and whether its end fits behind its inode. What must not cross
-//! the end of a block may leave a gap before it, which inodes that come soon after take.
+//! Inodes follow each other in the order of the first pass: files, symlinks and others of a directory, then the
+//! directory itself, of which only then is known how long it is, and whether its end fits behind its inode. What must
+//! not cross the end of a block may leave a gap before it, which inodes that come soon after take.
 
 mod chunks;
 mod directory;
@@ -57,8 +57,8 @@ pub struct Summary {
     pub image_bytes: u64,
 }
 
-/// Writes the image of `tree` below `root`, a directory, to `image`, whose earlier content is lost. The superblock comes
-/// last: what was not finished is not mounted. Nothing is synced.
+/// Writes the image of `tree` below `root`, a directory, to `image`, whose earlier content is lost. The superblock
+/// comes last: what was not finished is not mounted. Nothing is synced.
 pub fn write_image<T: Tree>(
     image: &File,
     root: &Node<'_>,

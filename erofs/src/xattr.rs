@@ -1,5 +1,5 @@
-//! Extended attributes as they follow an inode: a head of 12 bytes, then entries of a number for the prefix, the rest of
-//! the name, and the value, each a multiple of four bytes.
+//! Extended attributes as they follow an inode: a head of 12 bytes, then entries of a number for the prefix, the rest
+//! of the name, and the value, each a multiple of four bytes.
 
 use crate::error::EntryFault;
 use crate::tree::Xattr;

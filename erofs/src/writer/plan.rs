@@ -28,7 +28,7 @@ pub(super) struct Plan {
     pub(super) summary: Summary,
 }
 
-/// A name and what it leads to, or the directory that has come to its end. Followed by the bytes of name, inode and data.
+/// A name and what it leads to, or the directory that has come to its end. The bytes of name, inode and data follow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Record {
     /// Of a name.
@@ -197,8 +197,8 @@ impl<'a> Planner<'a> {
         check_attributes(&node.attributes)
     }
 
-    /// Fills `inode`, but of directories, whose turn comes later, and of further names of an inode. Returns the extended
-    /// attributes.
+    /// Fills `inode`, but of directories, whose turn comes later, and of further names of an inode. Returns the
+    /// extended attributes.
     fn make_inode(&mut self, node: &Node<'_>, record: &mut Record) -> Result<Vec<u8>, EntryFault> {
         self.inode.clear();
         let xattrs = xattr::encode(node.xattrs)?;

@@ -139,7 +139,7 @@ fn assert_content(file: &File, extents: &[Extent], path: &Path) {
                 Place::Device { .. } => vec![0; 4096],
             };
             let mut found = vec![0; (extent.length - within).min(4096) as usize];
-            file.read_exact_at(&mut found, start + within).unwrap();
+            FileExt::read_exact_at(file, &mut found, start + within).unwrap();
             assert!(found == expected[..found.len()], "{} at {}", path.display(), start + within);
         }
         start += extent.length;
