@@ -193,7 +193,7 @@ fn a_page_of_a_hundred_million_keys_costs_what_it_holds() {
     assert_eq!((flat.objects.len(), flat.visited), (1000, 1001));
     assert!(flat.objects[0].0.starts_with("img/123/046/"), "{}", flat.objects[0].0);
     let directories = bucket.list(&ListQuery { prefix, delimiter: "/", after, limit: 1000 });
-    assert_eq!((directories.prefixes.len(), directories.visited), (193, 193));
+    assert_eq!((directories.prefixes.len(), directories.visited), (192, 192));
     assert_eq!((directories.prefixes[0].as_str(), directories.next), ("img/124/", None));
 }
 
@@ -227,7 +227,7 @@ fn what_is_put_over_a_key_space_and_deleted_survives_a_restart() {
         (listed(&bucket), generated)
     };
     let names: Vec<_> = before.iter().map(|(key, _)| key.as_str()).collect();
-    assert_eq!(names, [&keys[1], &keys[3], "other"]);
+    assert_eq!(names, [keys[1].as_str(), keys[3].as_str(), "other"]);
 
     let store = Store::open(root.path()).unwrap();
     let bucket = store.bucket("bucket").unwrap();
@@ -240,7 +240,7 @@ fn what_is_put_over_a_key_space_and_deleted_survives_a_restart() {
     store.set_key_space("bucket", None).unwrap();
     assert_eq!((bucket.key_space(), bucket.len()), (None, 3));
     assert!(matches!(store.set_key_space("none", None), Err(DevS3Error::NoSuchBucket(_))));
-    for key in [&keys[0], &keys[1], "other"] {
+    for key in [keys[0].as_str(), keys[1].as_str(), "other"] {
         bucket.delete(key, None).unwrap();
     }
     store.delete_bucket("bucket").unwrap();
