@@ -1,4 +1,4 @@
-//! The second port: counters, fault rules, sparse objects.
+//! The second port: counters, fault rules, objects that take no room.
 //!
 //! | request | does |
 //! |---|---|
@@ -9,6 +9,11 @@
 //! | `DELETE /_dev/faults` | removes all rules |
 //! | `POST /_dev/sessions?seconds=` | how long sessions of STS that begin from now on live at most |
 //! | `POST /_dev/sparse?bucket=&key=&size=` | an object of `size` zero bytes that takes no room |
+//! | `GET /_dev/key-space?bucket=` | the rule of the bucket's key space, or `null` |
+//! | `POST /_dev/key-space?bucket=` | a rule for it (JSON object, see [`KeySpaceRule`]); makes the bucket if need be |
+//! | `DELETE /_dev/key-space?bucket=` | takes the rule away |
+//! | `GET /_dev/list-profile?bucket=` | how the bucket's listings are served |
+//! | `POST /_dev/list-profile?bucket=` | has them served so (JSON object, see [`ListProfile`]) until the store stops |
 //!
 //! It is for the loopback interface, and for whoever can read the token in the file [`TOKEN`] below the root, which is
 //! a new one after each start: [`HttpAccess::local`](cavern_security::HttpAccess::local) says what is refused.
@@ -33,6 +38,7 @@ use crate::error::DevS3Error;
 use crate::faults::FaultRule;
 use crate::shared::Shared;
 use crate::stats::StatsSnapshot;
+use crate::store::{KeySpaceRule, ListProfile};
 
 /// The file of the token.
 pub(crate) const TOKEN: &str = "admin-token";
@@ -45,6 +51,8 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/_dev/faults", get(faults).post(add_fault).delete(clear_faults))
         .route("/_dev/sessions", post(limit_sessions))
         .route("/_dev/sparse", post(put_sparse))
+        .route("/_dev/key-space", get(key_space).post(set_key_space).delete(clear_key_space))
+        .route("/_dev/list-profile", get(list_profile).post(set_list_profile))
         .with_state(shared)
 }
 
@@ -98,6 +106,60 @@ async fn put_sparse(State(shared): State<Arc<Shared>>, Query(wanted): Query<Spar
         Ok(Ok(object)) => Json(json!({ "etag": object.etag, "size": object.size })).into_response(),
         Ok(Err(error)) => refused(&error),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct OfBucket {
+    bucket: String,
+}
+
+async fn key_space(State(shared): State<Arc<Shared>>, Query(of): Query<OfBucket>) -> Response {
+    match shared.store.bucket(&of.bucket) {
+        Ok(bucket) => Json(bucket.key_space()).into_response(),
+        Err(error) => refused(&error),
+    }
+}
+
+async fn set_key_space(
+    State(shared): State<Arc<Shared>>,
+    Query(of): Query<OfBucket>,
+    Json(rule): Json<KeySpaceRule>,
+) -> Response {
+    replace_key_space(&shared, of, Some(rule)).await
+}
+
+async fn clear_key_space(State(shared): State<Arc<Shared>>, Query(of): Query<OfBucket>) -> Response {
+    replace_key_space(&shared, of, None).await
+}
+
+async fn replace_key_space(shared: &Shared, of: OfBucket, rule: Option<KeySpaceRule>) -> Response {
+    let store = Arc::clone(&shared.store);
+    match tokio::task::spawn_blocking(move || store.set_key_space(&of.bucket, rule)).await {
+        Ok(Ok(())) => StatusCode::NO_CONTENT.into_response(),
+        Ok(Err(error)) => refused(&error),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn list_profile(State(shared): State<Arc<Shared>>, Query(of): Query<OfBucket>) -> Response {
+    match shared.store.bucket(&of.bucket) {
+        Ok(bucket) => Json(bucket.list_profile()).into_response(),
+        Err(error) => refused(&error),
+    }
+}
+
+async fn set_list_profile(
+    State(shared): State<Arc<Shared>>,
+    Query(of): Query<OfBucket>,
+    Json(profile): Json<ListProfile>,
+) -> Response {
+    match shared.store.bucket(&of.bucket) {
+        Ok(bucket) => {
+            bucket.set_list_profile(profile);
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Err(error) => refused(&error),
     }
 }
 

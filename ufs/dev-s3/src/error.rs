@@ -25,6 +25,12 @@ pub enum DevS3Error {
     #[error("fault rule refused: {0}")]
     InvalidFault(String),
 
+    #[error("key space refused: {0}")]
+    InvalidKeySpace(String),
+
+    #[error("bucket {0:?} is listed more often than its profile allows")]
+    SlowDown(String),
+
     #[error("bucket {0:?} does not exist")]
     NoSuchBucket(String),
 

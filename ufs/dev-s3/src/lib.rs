@@ -3,8 +3,9 @@
 //! It speaks the S3 protocol over objects kept as files, for laptops (`cv local` without a bucket), for tests and as
 //! the benchmarks' plain object store. It is exact where clients rely on S3: order and paging of listings, ETags,
 //! ranges, conditions, multipart uploads, signatures, and sessions of STS (`AssumeRole`) with their policies. A second
-//! port, off unless asked for, shows counters and takes fault rules from whoever has its token. It is no store for data
-//! that matters: nothing is synced to disk, and there is one pair of keys, which takes on any role.
+//! port, off unless asked for, shows counters and takes fault rules from whoever has its token, and rules for buckets
+//! of very many objects that take no room ([`store::KeySpaceRule`]). It is no store for data that matters: nothing is
+//! synced to disk, and there is one pair of keys, which takes on any role.
 //!
 //! Where it differs from S3:
 //! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;

@@ -4,7 +4,7 @@
 //! ROOT/lock                                   held by the running store
 //! ROOT/admin-token                            token of the second port, if there is one
 //! ROOT/tmp/                                   drafts; emptied at start
-//! ROOT/buckets/NAME/bucket                    record: creation time
+//! ROOT/buckets/NAME/bucket                    record: creation time, rule of the key space
 //! ROOT/buckets/NAME/objects/XX/SEQUENCE       one version of one object: data from byte 0, then its record
 //! ROOT/buckets/NAME/uploads/ID/upload         record: key and attributes of a multipart upload
 //! ROOT/buckets/NAME/uploads/ID/NNNNN-MD5-SEQ  one part
@@ -15,11 +15,16 @@
 //! process killed at any instant leaves behind either the old version, or the new one, or both, in which case the
 //! higher number wins at the next start. Nothing is synced: the store survives `kill -9`, not the loss of power.
 //!
-//! The index of a bucket (key → version) lives in memory, ordered by key; it is rebuilt from the records at start.
+//! The index of a bucket (key → version) lives in memory, ordered by key; it is rebuilt from the records at start. A
+//! bucket may have a key space by rule (`key_space`) below it, of which nothing is on disk but the rule, in the
+//! bucket's record, and what was put over it or deleted since, which has a file like any version.
 
 mod bucket;
+mod key_space;
 mod list;
+mod list_profile;
 mod multipart;
+mod object;
 mod object_file;
 mod record;
 mod recovery;
@@ -37,9 +42,13 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::DevS3Error;
 
-pub use bucket::{Bucket, Object, PutCondition, Version};
+pub use bucket::{Bucket, PutCondition, Version};
+use key_space::KeySpace;
+pub use key_space::{KEYS_MAX, KeySpaceChanges, KeySpaceRule};
 pub use list::{ListPage, ListQuery};
+pub use list_profile::{ListProfile, RateScope};
 pub use multipart::{PartInfo, UploadInfo, UploadPage};
+pub use object::{Content, Object};
 pub use object_file::Draft;
 use object_file::Tmp;
 pub use record::{Attributes, KEY_MAX_BYTES};
@@ -155,6 +164,23 @@ impl Store {
         draft.write(data)?;
         let version = Version { etag: hex(&md5::Md5::digest(data)), attributes: Attributes::default() };
         bucket.commit(draft, key, version, &PutCondition::default())
+    }
+
+    /// Gives a bucket objects by rule, in place of those of an earlier rule, or takes them away with `None`. With a
+    /// rule the bucket is made if need be. Objects that were put, and deletions, stay.
+    ///
+    /// # Errors
+    /// [`DevS3Error::InvalidKeySpace`], [`DevS3Error::NoSuchBucket`], [`DevS3Error::InvalidBucketName`],
+    /// [`DevS3Error::Io`].
+    pub fn set_key_space(&self, bucket: &str, rule: Option<KeySpaceRule>) -> Result<(), DevS3Error> {
+        let space = rule.map(KeySpace::new).transpose()?;
+        if space.is_some() {
+            match self.create_bucket(bucket) {
+                Ok(()) | Err(DevS3Error::BucketExists(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.bucket(bucket)?.set_key_space(space)
     }
 
     /// Stores an object of `size` zero bytes that takes no room on disk. Its ETag has the form of a multipart upload's,

@@ -490,6 +490,92 @@ async fn the_second_port_takes_faults_and_shows_counters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_space_by_rule_is_a_bucket_like_any() {
+    let fixture = Fixture::start().await;
+    let post = async |path: &str, body: &str| {
+        let headers = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        fixture.admin("POST", path, &headers).await.0
+    };
+    let rule = r#"{"keys":2500,"files_per_directory":100,"size_min":400000,"size_max":800000}"#;
+    assert!(post("/_dev/key-space?bucket=bucket", rule).await.starts_with("http/1.1 204"));
+    assert!(post("/_dev/key-space?bucket=made-now", "{}").await.starts_with("http/1.1 204"));
+    for nonsense in [r#"{"keys":0}"#, r#"{"colour":1}"#, r#"{"changes":{"deleted":0.9}}"#, "{"] {
+        assert!(post("/_dev/key-space?bucket=bucket", nonsense).await.starts_with("http/1.1 4"), "{nonsense}");
+    }
+    let (_, shown) = fixture.admin("GET", "/_dev/key-space?bucket=bucket", "").await;
+    assert!(String::from_utf8(shown).unwrap().contains(r#""keys":2500"#));
+
+    let found = fixture.list("", "").await.unwrap();
+    assert_eq!((found.len(), fixture.s3.stats().count(Kind::List)), (2500, 3));
+    assert_eq!((fixture.list("img/", "/").await.unwrap().len(), name_of(&found[100])), (25, "img/01/00000100.jpg"));
+    let (key, etag, size) = (name_of(&found[7]), elements(&found[7], "ETag")[0], elements(&found[7], "Size")[0]);
+    let etag = etag.replace("&quot;", "\"");
+    let head = fixture.ask(Method::HEAD, key, "").await.unwrap().headers;
+    assert_eq!((head["etag"].to_str().unwrap(), head["content-length"].to_str().unwrap()), (etag.as_str(), size));
+    let whole = fixture.client().get("bucket", key).await.unwrap();
+    assert_eq!(whole.len().to_string(), size);
+    // Small answers are made at once, and large ones piece by piece.
+    for (first, last) in [(0, 0), (3, 9), (100_001, 300_000), (1, whole.len() - 1)] {
+        let part = fixture.client().get_range("bucket", key, first as u64, last as u64).await.unwrap();
+        assert!(part == whole[first..=last], "{first}-{last}");
+    }
+    for (headers, status) in [
+        (format!("If-Match: {etag}\r\n"), "200"),
+        ("If-Match: \"other\"\r\n".to_owned(), "412"),
+        (format!("If-None-Match: {etag}\r\n"), "304"),
+        (format!("Range: bytes={size}-\r\n"), "416"),
+    ] {
+        let (head, _) = fixture.get(key, &headers).await.unwrap();
+        assert!(head.starts_with(&format!("http/1.1 {status}")), "{headers}: {head}");
+    }
+    let source = header("x-amz-copy-source", &format!("/bucket/{key}"));
+    fixture.client().send(Method::PUT, "bucket", "copy", "", source, Bytes::new()).await.unwrap();
+    assert_eq!(fixture.client().get("bucket", "copy").await.unwrap(), whole);
+    fixture.client().put("bucket", key, "over it").await.unwrap();
+    assert_eq!(fixture.client().get("bucket", key).await.unwrap(), "over it");
+    fixture.client().delete("bucket", key).await.unwrap();
+    let gone = fixture.client().get("bucket", key).await.unwrap_err();
+    assert!(is_refusal(&gone, StatusCode::NOT_FOUND, "NoSuchKey"), "{gone}");
+    assert_eq!(fixture.list("img/", "").await.unwrap().len(), 2499);
+    assert!(fixture.admin("DELETE", "/_dev/key-space?bucket=bucket", "").await.0.starts_with("http/1.1 204"));
+    assert_eq!(fixture.list("", "").await.unwrap().iter().map(|entry| name_of(entry)).collect::<Vec<_>>(), ["copy"]);
+    fixture.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listings_are_as_late_and_as_rare_as_the_profile_of_their_bucket_says() {
+    let fixture = Fixture::start().await;
+    fixture.s3.store().create_bucket("other").unwrap();
+    let post = async |body: &str| {
+        let headers = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        fixture.admin("POST", "/_dev/list-profile?bucket=bucket", &headers).await.0
+    };
+    assert!(post(r#"{"latency_ms":150}"#).await.starts_with("http/1.1 204"));
+    let start = Instant::now();
+    fixture.list("", "").await.unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(150));
+    // One page in a second for each prefix: the second of two fails, unless they are a second apart.
+    assert!(post(r#"{"pages_per_second":1,"rate_of":"prefix"}"#).await.starts_with("http/1.1 204"));
+    let start = Instant::now();
+    fixture.list("a/", "").await.unwrap();
+    fixture.list("b/", "").await.unwrap();
+    match fixture.list("a/", "").await {
+        Ok(_) => assert!(start.elapsed() >= Duration::from_secs(1)),
+        Err(error) => assert!(is_refusal(&error, StatusCode::SERVICE_UNAVAILABLE, "SlowDown"), "{error}"),
+    }
+    for _ in 0..3 {
+        fixture.client().send(Method::GET, "other", "", "list-type=2", HeaderMap::new(), Bytes::new()).await.unwrap();
+    }
+    for nonsense in [r#"{"pages_per_second":0}"#, r#"{"rate_of":"key"}"#, r#"{"latency_ms":-1}"#] {
+        assert!(post(nonsense).await.starts_with("http/1.1 4"), "{nonsense}");
+    }
+    let (_, shown) = fixture.admin("GET", "/_dev/list-profile?bucket=bucket", "").await;
+    let shown = String::from_utf8(shown).unwrap();
+    assert_eq!(shown, r#"{"latency_ms":0,"pages_per_second":1,"rate_of":"prefix"}"#);
+    fixture.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn garbage_does_no_harm() {
     let fixture = Fixture::start().await;
     for garbage in [b"GARBAGE\r\n\r\n".as_slice(), b"\x16\x03\x01\x02\x00\x01", &[0xff; 100_000], b""] {

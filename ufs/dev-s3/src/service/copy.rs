@@ -14,7 +14,7 @@ use crate::store::{PutCondition, Version};
 macro_rules! opened_source {
     ($backend:ident, $input:ident) => {{
         let (bucket, key) = source(&$input.copy_source)?;
-        let (object, file) = $backend.bucket(bucket)?.open(key)?;
+        let (object, content) = $backend.bucket(bucket)?.open(key)?;
         let conditions = ReadConditions {
             if_match: $input.copy_source_if_match,
             if_none_match: $input.copy_source_if_none_match,
@@ -24,14 +24,14 @@ macro_rules! opened_source {
         // Where a read is answered 304, a copy is answered 412.
         let refused = |_| DevS3Error::Precondition("x-amz-copy-source-if-*");
         conditions.check(&object).map_err(refused)?;
-        (object, file)
+        (object, content)
     }};
 }
 
 /// The kernel copies, so a copy keeps its source's ETag, also that of a multipart upload.
 pub(super) async fn copy_object(backend: &Backend, input: CopyObjectInput) -> S3Result<CopyObjectOutput> {
     let target = backend.bucket(&input.bucket)?;
-    let (object, file) = opened_source!(backend, input);
+    let (object, content) = opened_source!(backend, input);
     let replace = input.metadata_directive.is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
     let (source_bucket, source_key) = source(&input.copy_source)?;
     if !replace && source_bucket == input.bucket && source_key == input.key {
@@ -43,7 +43,7 @@ pub(super) async fn copy_object(backend: &Backend, input: CopyObjectInput) -> S3
     let key = input.key;
     let work = move |store: &crate::store::Store| {
         let mut draft = store.draft()?;
-        draft.append(&file, 0, object.size)?;
+        content.append_to(&mut draft, object.size)?;
         target.commit(draft, &key, version, &PutCondition::default())
     };
     let copied = backend.blocking(work).await?;
@@ -58,7 +58,7 @@ pub(super) async fn copy_object(backend: &Backend, input: CopyObjectInput) -> S3
 pub(super) async fn upload_part_copy(backend: &Backend, input: UploadPartCopyInput) -> S3Result<UploadPartCopyOutput> {
     let number = super::multipart::part_number(input.part_number)?;
     let target = backend.bucket(&input.bucket)?;
-    let (object, file) = opened_source!(backend, input);
+    let (object, content) = opened_source!(backend, input);
     let range = match input.copy_source_range.as_deref() {
         None => 0..object.size,
         Some(text) => {
@@ -70,7 +70,7 @@ pub(super) async fn upload_part_copy(backend: &Backend, input: UploadPartCopyInp
     let (key, id) = (input.key, input.upload_id);
     let store = std::sync::Arc::clone(&backend.store);
     let work = move |_: &crate::store::Store| {
-        let received = Intake::from_file(&store, &file, range)?;
+        let received = Intake::from_content(&store, &content, range)?;
         target.put_part(&key, &id, number, received.draft, received.md5)
     };
     let part_etag = backend.blocking(work).await?;

@@ -4,7 +4,6 @@
 //! less than handing it to another thread. A large one is read piece by piece on the blocking threads, one piece ahead
 //! of the connection: a client that does not read holds two pieces of memory and no thread.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range as Bytes64;
 use std::pin::Pin;
@@ -15,7 +14,6 @@ use bytes::Bytes;
 use futures::Stream;
 use hyper::HeaderMap;
 use hyper::header::{CONTENT_RANGE, HeaderValue};
-use rustix::buffer::spare_capacity;
 use s3s::dto::*;
 use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{Body, S3Error, S3ErrorCode, S3Result, StdError};
@@ -71,15 +69,15 @@ macro_rules! described {
 }
 
 pub(super) async fn get_object(backend: &Backend, input: GetObjectInput) -> S3Result<GetObjectOutput> {
-    let (object, file) = backend.bucket(&input.bucket)?.open(&input.key)?;
+    let (object, content) = backend.bucket(&input.bucket)?.open(&input.key)?;
     conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
     let range = part.clone().unwrap_or(0..object.size);
     let body = if range.end - range.start <= INLINE_MAX {
-        let data = read_piece(&file, range).map_err(DevS3Error::io("read", input.key.as_ref()))?;
+        let data = content.read(range).map_err(DevS3Error::io("read", input.key.as_ref()))?;
         StreamingBlob::from(Body::from(data))
     } else {
-        StreamingBlob::new(FileStream::new(file, range))
+        StreamingBlob::new(ContentStream::new(content, range))
     };
     let described = described!(GetObjectOutput, &object, part);
     Ok(GetObjectOutput { body: Some(body), ..described })
@@ -113,25 +111,9 @@ fn content_range(part: &Bytes64<u64>, size: u64) -> String {
     format!("bytes {}-{}/{size}", part.start, part.end - 1)
 }
 
-/// Reads a range that lies within the file's data, without clearing the buffer first.
-fn read_piece(file: &File, range: Bytes64<u64>) -> io::Result<Bytes> {
-    let mut data = Vec::with_capacity((range.end - range.start) as usize);
-    let mut at = range.start;
-    while at < range.end {
-        // `spare_capacity` may be larger than asked for, and the record follows the data.
-        let read = rustix::io::pread(file, spare_capacity(&mut data), at)?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        at += read as u64;
-    }
-    data.truncate((range.end - range.start) as usize);
-    Ok(data.into())
-}
-
-/// A range of a file, read one piece ahead.
-struct FileStream {
-    file: Arc<File>,
+/// A range of an object, read one piece ahead.
+struct ContentStream {
+    content: Arc<store::Content>,
     /// What is neither read nor being read.
     rest: Bytes64<u64>,
     /// What is not yet handed out.
@@ -139,10 +121,10 @@ struct FileStream {
     reading: Option<JoinHandle<io::Result<Bytes>>>,
 }
 
-impl FileStream {
-    fn new(file: File, range: Bytes64<u64>) -> Self {
+impl ContentStream {
+    fn new(content: store::Content, range: Bytes64<u64>) -> Self {
         let remaining = range.end - range.start;
-        let mut stream = Self { file: Arc::new(file), rest: range, remaining, reading: None };
+        let mut stream = Self { content: Arc::new(content), rest: range, remaining, reading: None };
         stream.read_ahead();
         stream
     }
@@ -153,12 +135,12 @@ impl FileStream {
         }
         let piece = self.rest.start..self.rest.end.min(self.rest.start + PIECE);
         self.rest.start = piece.end;
-        let file = Arc::clone(&self.file);
-        self.reading = Some(tokio::task::spawn_blocking(move || read_piece(&file, piece)));
+        let content = Arc::clone(&self.content);
+        self.reading = Some(tokio::task::spawn_blocking(move || content.read(piece)));
     }
 }
 
-impl Stream for FileStream {
+impl Stream for ContentStream {
     type Item = Result<Bytes, StdError>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -178,7 +160,7 @@ impl Stream for FileStream {
     }
 }
 
-impl ByteStream for FileStream {
+impl ByteStream for ContentStream {
     fn remaining_length(&self) -> RemainingLength {
         RemainingLength::new_exact(self.remaining as usize)
     }

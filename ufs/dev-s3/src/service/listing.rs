@@ -1,5 +1,7 @@
 //! ListObjects in both versions. A continuation token is the last name of the page before, in hexadecimal digits.
 
+use std::sync::Arc;
+
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
@@ -50,6 +52,16 @@ fn page_size(wanted: Option<i32>) -> S3Result<i32> {
     Ok(wanted.min(PAGE_MAX))
 }
 
+/// The bucket, when its profile has the next page begin.
+async fn paced(backend: &Backend, bucket: &str, prefix: Option<&str>) -> S3Result<Arc<store::Bucket>> {
+    let bucket = backend.bucket(bucket)?;
+    let latency = bucket.admit_page(prefix.unwrap_or_default())?;
+    if !latency.is_zero() {
+        tokio::time::sleep(latency).await;
+    }
+    Ok(bucket)
+}
+
 fn token_of(name: &str) -> String {
     store::hex(name.as_bytes())
 }
@@ -71,7 +83,7 @@ fn name_of(token: &str) -> S3Result<String> {
 }
 
 fn objects(page: &ListPage, encoding: Encoding) -> ObjectList {
-    let object = |(key, object): &(String, std::sync::Arc<store::Object>)| Object {
+    let object = |(key, object): &(String, Arc<store::Object>)| Object {
         key: Some(encoding.write(key)),
         size: Some(object.size as i64),
         e_tag: Some(etag(&object.etag)),
@@ -87,7 +99,7 @@ fn prefixes(page: &ListPage, encoding: Encoding) -> CommonPrefixList {
 }
 
 pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input) -> S3Result<ListObjectsV2Output> {
-    let bucket = backend.bucket(&input.bucket)?;
+    let bucket = paced(backend, &input.bucket, input.prefix.as_deref()).await?;
     let encoding = Encoding::of(input.encoding_type.as_ref())?;
     let limit = page_size(input.max_keys)?;
     let resumed = input.continuation_token.as_deref().map(name_of).transpose()?;
@@ -116,7 +128,7 @@ pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input
 }
 
 pub(super) async fn list_objects(backend: &Backend, input: ListObjectsInput) -> S3Result<ListObjectsOutput> {
-    let bucket = backend.bucket(&input.bucket)?;
+    let bucket = paced(backend, &input.bucket, input.prefix.as_deref()).await?;
     let encoding = Encoding::of(input.encoding_type.as_ref())?;
     let limit = page_size(input.max_keys)?;
     let page = bucket.list(&ListQuery {

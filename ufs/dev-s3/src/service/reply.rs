@@ -22,12 +22,14 @@ impl From<DevS3Error> for S3Error {
             DevS3Error::PartTooSmall { .. } => S3ErrorCode::EntityTooSmall,
             DevS3Error::Precondition(_) => S3ErrorCode::PreconditionFailed,
             DevS3Error::BadDigest(_) => S3ErrorCode::BadDigest,
+            DevS3Error::SlowDown(_) => S3ErrorCode::SlowDown,
             DevS3Error::Process(_)
             | DevS3Error::Security(_)
             | DevS3Error::AdminReach(_)
             | DevS3Error::RootInUse { .. }
             | DevS3Error::Io { .. }
-            | DevS3Error::InvalidFault(_) => {
+            | DevS3Error::InvalidFault(_)
+            | DevS3Error::InvalidKeySpace(_) => {
                 tracing::error!(%error, "the object store failed");
                 S3ErrorCode::InternalError
             }

@@ -3,8 +3,6 @@
 //! A body is taken in batches. A batch is hashed and written on a blocking thread while the next one is received, so an
 //! upload holds two batches of memory, and a small object costs one hop to another thread in all.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::mem;
 use std::ops::Range;
 use std::path::Path;
@@ -77,20 +75,20 @@ impl Intake {
         Self { store, draft: None, batch: Vec::new(), md5: Md5::new(), checksums }
     }
 
-    /// Takes the bytes `range` of a file for a body.
-    pub fn from_file(store: &Arc<Store>, mut source: &File, range: Range<u64>) -> Result<Received, DevS3Error> {
+    /// Takes the bytes `range` of an object for a body.
+    pub fn from_content(
+        store: &Arc<Store>,
+        content: &store::Content,
+        range: Range<u64>,
+    ) -> Result<Received, DevS3Error> {
         let mut intake = Self::new(store, Checksums::default());
-        let read_failed = || DevS3Error::io("read", Path::new("the source of a copy"));
-        source.seek(SeekFrom::Start(range.start)).map_err(read_failed())?;
-        let mut rest = source.take(range.end - range.start);
-        loop {
-            let mut piece = Vec::with_capacity(BATCH);
-            if rest.by_ref().take(BATCH as u64).read_to_end(&mut piece).map_err(read_failed())? == 0 {
-                return intake.finish(None);
-            }
-            intake.batch.push(piece.into());
+        for start in range.clone().step_by(BATCH) {
+            let piece = start..range.end.min(start + BATCH as u64);
+            let piece = content.read(piece).map_err(DevS3Error::io("read", Path::new("the source of a copy")))?;
+            intake.batch.push(piece);
             intake.absorb()?;
         }
+        intake.finish(None)
     }
 
     /// Receives `body` to its end. The last batch is still to be written, which [`Intake::finish`] does.

@@ -1,16 +1,19 @@
 //! One bucket: its index and the life of an object's versions.
 
-use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
 
+use super::key_space::{KeySpace, KeySpaceRule};
+use super::list_profile::{ListPacer, ListProfile};
+use super::object::{Content, Index, Key, Object, Origin};
 use super::object_file::{Draft, Tmp};
 use super::record::{Attributes, BucketRecord, ObjectRecord, check_key, now_s, seal};
 use super::upload::Upload;
@@ -18,57 +21,6 @@ use crate::error::DevS3Error;
 
 /// Object files are spread over so many directories, which are made when they are first needed.
 const FAN_OUT: u64 = 256;
-
-/// A key in the index. `str` and its bytes have the same order, and bounds of ranges (the first key after a common
-/// prefix) need not be UTF-8, so the index is asked with bytes.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key(Box<str>);
-
-impl Key {
-    pub fn new(key: &str) -> Self {
-        Self(key.into())
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl Borrow<[u8]> for Key {
-    fn borrow(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
-/// Keys of a bucket and the versions they stand for.
-pub(super) type Index = BTreeMap<Key, Arc<Object>>;
-
-/// One version of an object.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Object {
-    pub size: u64,
-    /// Without quotes.
-    pub etag: String,
-    /// Seconds since the epoch.
-    pub modified_s: i64,
-    /// Boxed, since most objects have none.
-    attributes: Option<Box<Attributes>>,
-    /// Later versions have higher numbers.
-    sequence: u64,
-}
-
-impl Object {
-    pub(super) fn from_record(record: ObjectRecord, sequence: u64) -> (String, Self) {
-        let attributes = record.attributes.filter(|attributes| *attributes != Attributes::default()).map(Box::new);
-        let object = Self { size: record.size, etag: record.etag, modified_s: record.modified_s, attributes, sequence };
-        (record.key, object)
-    }
-
-    /// Content type, user metadata and the like.
-    pub fn attributes(&self) -> Option<&Attributes> {
-        self.attributes.as_deref()
-    }
-}
 
 /// What a draft becomes.
 pub struct Version {
@@ -108,13 +60,25 @@ pub struct Bucket {
     pub(super) sequence: Arc<AtomicU64>,
     pub(super) contents: RwLock<Contents>,
     pub(super) uploads: Mutex<BTreeMap<String, Upload>>,
+    pacer: RwLock<Arc<ListPacer>>,
 }
 
 #[derive(Default)]
 pub(super) struct Contents {
     pub index: Index,
+    /// Objects by rule, below those of the index.
+    pub space: Option<Arc<KeySpace>>,
     /// The bucket is being deleted: nothing may be added.
     closed: bool,
+}
+
+impl Contents {
+    fn object(&self, key: &str) -> Option<Arc<Object>> {
+        match self.index.get(key.as_bytes()) {
+            Some(object) => (!object.is_deleted()).then(|| Arc::clone(object)),
+            None => self.space.as_ref()?.object(key).map(Arc::new),
+        }
+    }
 }
 
 impl Bucket {
@@ -124,7 +88,7 @@ impl Bucket {
         make(&dir.join("objects"))?;
         make(&dir.join("uploads"))?;
         let record = dir.join("bucket");
-        fs::write(&record, seal(&BucketRecord { created_s })).map_err(DevS3Error::io("write", &record))
+        fs::write(&record, seal(&BucketRecord { created_s, key_space: None })).map_err(DevS3Error::io("write", &record))
     }
 
     pub(super) fn new(name: &str, dir: PathBuf, created_s: i64, tmp: Tmp, sequence: Arc<AtomicU64>) -> Self {
@@ -136,6 +100,7 @@ impl Bucket {
             sequence,
             contents: RwLock::default(),
             uploads: Mutex::default(),
+            pacer: RwLock::default(),
         }
     }
 
@@ -148,12 +113,12 @@ impl Bucket {
         self.created_s
     }
 
-    /// Number of objects.
+    /// Number of objects that are stored; those of a key space by rule do not count.
     pub fn len(&self) -> usize {
-        self.contents.read().index.len()
+        self.contents.read().index.values().filter(|object| !object.is_deleted()).count()
     }
 
-    /// Whether there are no objects.
+    /// Whether no objects are stored.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -163,20 +128,22 @@ impl Bucket {
     /// # Errors
     /// [`DevS3Error::NoSuchKey`].
     pub fn object(&self, key: &str) -> Result<Arc<Object>, DevS3Error> {
-        let contents = self.contents.read();
-        contents.index.get(key.as_bytes()).cloned().ok_or_else(|| DevS3Error::NoSuchKey(key.to_owned()))
+        self.contents.read().object(key).ok_or_else(|| DevS3Error::NoSuchKey(key.to_owned()))
     }
 
-    /// Opens the current version under `key`. The file stays readable when the object is replaced or deleted.
+    /// Opens the current version under `key`. Its content stays readable when the object is replaced or deleted.
     ///
     /// # Errors
     /// [`DevS3Error::NoSuchKey`], [`DevS3Error::Io`].
-    pub fn open(&self, key: &str) -> Result<(Arc<Object>, File), DevS3Error> {
+    pub fn open(&self, key: &str) -> Result<(Arc<Object>, Content), DevS3Error> {
         loop {
             let object = self.object(key)?;
+            if let Origin::Generated { seed } = object.origin {
+                return Ok((object, Content::Generated { seed }));
+            }
             let path = self.path_of(object.sequence);
             match File::open(&path) {
-                Ok(file) => return Ok((object, file)),
+                Ok(file) => return Ok((object, Content::File(file))),
                 // Replaced or deleted since it was looked up: then the index says something else now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let now = self.object(key)?;
@@ -197,7 +164,7 @@ impl Bucket {
     /// hold, [`DevS3Error::NoSuchBucket`] where the bucket was deleted meanwhile, [`DevS3Error::Io`].
     pub fn commit(
         &self,
-        mut draft: Draft,
+        draft: Draft,
         key: &str,
         version: Version,
         condition: &PutCondition,
@@ -210,13 +177,24 @@ impl Bucket {
             etag: version.etag,
             modified_s: now_s(),
             attributes: Some(version.attributes),
+            deleted: false,
         };
+        self.add_version(draft, record, condition)
+    }
+
+    fn add_version(
+        &self,
+        mut draft: Draft,
+        record: ObjectRecord,
+        condition: &PutCondition,
+    ) -> Result<Arc<Object>, DevS3Error> {
         draft.finish(&seal(&record))?;
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let path = self.path_of(sequence);
         self.place(draft, &path)?;
-        let object = Arc::new(Object::from_record(record, sequence).1);
-        match self.install(key, &object, condition) {
+        let (key, object) = Object::from_record(record, sequence);
+        let object = Arc::new(object);
+        match self.install(&key, &object, condition) {
             Ok(superseded) => {
                 if let Some(sequence) = superseded {
                     self.unlink(sequence)?;
@@ -253,9 +231,8 @@ impl Bucket {
         if contents.closed {
             return Err(DevS3Error::NoSuchBucket(self.name.clone()));
         }
-        let present = contents.index.get(key.as_bytes());
-        condition.check(key, present)?;
-        if let Some(present) = present
+        condition.check(key, contents.object(key).as_ref())?;
+        if let Some(present) = contents.index.get(key.as_bytes())
             && present.sequence > object.sequence
         {
             return Ok(Some(object.sequence));
@@ -275,6 +252,10 @@ impl Bucket {
     /// # Errors
     /// [`DevS3Error::Precondition`] where its ETag is not `must_have_etag`, [`DevS3Error::Io`].
     pub fn delete(&self, key: &str, must_have_etag: Option<&str>) -> Result<(), DevS3Error> {
+        let space = self.contents.read().space.clone();
+        if space.is_some_and(|space| space.contains(key)) {
+            return self.hide(key, must_have_etag);
+        }
         let removed = {
             let mut contents = self.contents.write();
             if let (Some(etag), Some(object)) = (must_have_etag, contents.index.get(key.as_bytes()))
@@ -288,10 +269,61 @@ impl Bucket {
         removed.map_or(Ok(()), |object| self.unlink(object.sequence))
     }
 
+    /// Deletes the object under a key of the key space, which a file says from then on.
+    fn hide(&self, key: &str, must_have_etag: Option<&str>) -> Result<(), DevS3Error> {
+        if self.object(key).is_err() {
+            return Ok(());
+        }
+        let condition = PutCondition { must_be_absent: false, must_have_etag: must_have_etag.map(str::to_owned) };
+        let record =
+            ObjectRecord { key: key.to_owned(), modified_s: now_s(), deleted: true, ..ObjectRecord::default() };
+        match self.add_version(Draft::create(self.tmp.path())?, record, &condition) {
+            // Deleted by another request meanwhile.
+            Ok(_) | Err(DevS3Error::NoSuchKey(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The rule of the bucket's key space, if it has one.
+    pub fn key_space(&self) -> Option<KeySpaceRule> {
+        self.contents.read().space.as_ref().map(|space| space.rule().clone())
+    }
+
+    /// Puts objects by rule below those that are stored, in place of those of an earlier rule. What was stored and
+    /// deleted stays so.
+    pub(super) fn set_key_space(&self, space: Option<KeySpace>) -> Result<(), DevS3Error> {
+        let key_space = space.as_ref().map(KeySpace::to_json).transpose()?;
+        let (draft, path) = (self.tmp.path(), self.dir.join("bucket"));
+        let record = seal(&BucketRecord { created_s: self.created_s, key_space });
+        fs::write(&draft, record).map_err(DevS3Error::io("write", &draft))?;
+        fs::rename(&draft, &path).map_err(DevS3Error::io("rename to", &path))?;
+        self.contents.write().space = space.map(Arc::new);
+        Ok(())
+    }
+
+    /// How listings are served.
+    pub fn list_profile(&self) -> ListProfile {
+        self.pacer.read().profile().clone()
+    }
+
+    /// Has listings served so until the store stops.
+    pub fn set_list_profile(&self, profile: ListProfile) {
+        *self.pacer.write() = Arc::new(ListPacer::new(profile));
+    }
+
+    /// How long a page of a listing below `prefix` is to wait, as the profile says.
+    ///
+    /// # Errors
+    /// [`DevS3Error::SlowDown`] where there are more than the profile allows.
+    pub fn admit_page(&self, prefix: &str) -> Result<Duration, DevS3Error> {
+        let pacer = self.pacer.read().clone();
+        pacer.admit(prefix, Instant::now()).ok_or_else(|| DevS3Error::SlowDown(self.name.clone()))
+    }
+
     /// Refuses all further additions; only for an empty bucket.
     pub(super) fn close(&self) -> Result<(), DevS3Error> {
         let mut contents = self.contents.write();
-        if !contents.index.is_empty() {
+        if contents.space.is_some() || contents.index.values().any(|object| !object.is_deleted()) {
             return Err(DevS3Error::BucketNotEmpty(self.name.clone()));
         }
         contents.closed = true;
@@ -309,12 +341,4 @@ impl Bucket {
             _ => Ok(()),
         }
     }
-}
-
-/// The first key at or after a bound, for the listing.
-pub(super) fn first_from<'i>(
-    index: &'i Index,
-    from: Bound<&[u8]>,
-) -> std::collections::btree_map::Range<'i, Key, Arc<Object>> {
-    index.range::<[u8], _>((from, Bound::Unbounded))
 }

@@ -5,10 +5,16 @@
 //! a marker inside a common prefix comes after that prefix. A common prefix costs one search however many keys it
 //! stands for: the next one begins at the smallest string that is greater than all of them.
 
+use std::cmp::Ordering;
+use std::collections::btree_map;
+use std::iter::{Flatten, Peekable};
 use std::ops::Bound;
+use std::option;
 use std::sync::Arc;
 
-use super::bucket::{Bucket, Index, Object, first_from};
+use super::bucket::Bucket;
+use super::key_space::{GeneratedKey, KeySpace, Keys};
+use super::object::{Index, Key, Object};
 
 /// What to list.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,14 +35,78 @@ pub struct ListPage {
     pub prefixes: Vec<String>,
     /// Where more names follow: the last name of this page.
     pub next: Option<String>,
-    /// Index entries that were looked at.
+    /// Objects that were looked at.
     pub visited: usize,
 }
 
 impl Bucket {
     /// One page of a listing.
     pub fn list(&self, query: &ListQuery<'_>) -> ListPage {
-        page(&self.contents.read().index, query)
+        let contents = self.contents.read();
+        page(&contents.index, contents.space.as_deref(), query)
+    }
+}
+
+/// An object that was come across.
+enum Entry<'c> {
+    Stored(&'c str, &'c Arc<Object>),
+    Generated(GeneratedKey<'c>),
+}
+
+impl Entry<'_> {
+    fn key(&self) -> &str {
+        match self {
+            Self::Stored(key, _) => key,
+            Self::Generated(found) => &found.key,
+        }
+    }
+
+    fn into_object(self) -> (String, Arc<Object>) {
+        match self {
+            Self::Stored(key, object) => (key.to_owned(), Arc::clone(object)),
+            Self::Generated(found) => {
+                let object = Arc::new(found.object());
+                (found.key, object)
+            }
+        }
+    }
+}
+
+/// Objects of the index and, where it has none of the same key, those of the key space, in the order of their keys.
+struct Entries<'c> {
+    stored: Peekable<btree_map::Range<'c, Key, Arc<Object>>>,
+    generated: Peekable<Flatten<option::IntoIter<Keys<'c>>>>,
+}
+
+impl<'c> Entries<'c> {
+    fn starting_at(index: &'c Index, space: Option<&'c KeySpace>, from: Bound<&[u8]>) -> Self {
+        let stored = index.range::<[u8], _>((from, Bound::Unbounded)).peekable();
+        let generated = space.map(|space| space.keys_from(from)).into_iter().flatten().peekable();
+        Self { stored, generated }
+    }
+}
+
+impl<'c> Iterator for Entries<'c> {
+    type Item = Entry<'c>;
+
+    fn next(&mut self) -> Option<Entry<'c>> {
+        loop {
+            let order = match (self.stored.peek(), self.generated.peek()) {
+                (Some((stored, _)), Some(generated)) => stored.as_str().cmp(&generated.key),
+                (Some(_), None) => Ordering::Less,
+                (None, _) => Ordering::Greater,
+            };
+            if order == Ordering::Greater {
+                return self.generated.next().map(Entry::Generated);
+            }
+            if order == Ordering::Equal {
+                self.generated.next();
+            }
+            let (key, object) = self.stored.next()?;
+            if !object.is_deleted() {
+                return Some(Entry::Stored(key.as_str(), object));
+            }
+        }
     }
 }
 
@@ -71,7 +141,7 @@ fn start(query: &ListQuery<'_>) -> Bound<Vec<u8>> {
 }
 
 /// The page that `query` asks for.
-pub(super) fn page(index: &Index, query: &ListQuery<'_>) -> ListPage {
+pub(super) fn page(index: &Index, space: Option<&KeySpace>, query: &ListQuery<'_>) -> ListPage {
     let mut page = ListPage::default();
     if query.limit == 0 {
         return page;
@@ -79,8 +149,8 @@ pub(super) fn page(index: &Index, query: &ListQuery<'_>) -> ListPage {
     let mut last = String::new();
     let mut from = start(query);
     'seek: loop {
-        for (key, object) in first_from(index, from.as_ref().map(Vec::as_slice)) {
-            let key = key.as_str();
+        for entry in Entries::starting_at(index, space, from.as_ref().map(Vec::as_slice)) {
+            let key = entry.key();
             page.visited += 1;
             if !key.starts_with(query.prefix) {
                 break 'seek;
@@ -91,7 +161,7 @@ pub(super) fn page(index: &Index, query: &ListQuery<'_>) -> ListPage {
             }
             let Some(common) = common_prefix(key, query) else {
                 key.clone_into(&mut last);
-                page.objects.push((key.to_owned(), Arc::clone(object)));
+                page.objects.push(entry.into_object());
                 continue;
             };
             common.clone_into(&mut last);

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 
 use md5::{Digest, Md5};
 
-use super::bucket::{Bucket, Object, PutCondition, Version};
+use super::bucket::{Bucket, PutCondition, Version};
+use super::object::Object;
 use super::object_file::Draft;
 use super::record::{Attributes, UploadRecord, check_key, hex, now_s, seal};
 use super::upload::{Part, Upload};

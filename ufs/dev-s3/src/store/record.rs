@@ -72,6 +72,9 @@ pub(super) struct ObjectRecord {
     pub modified_s: i64,
     #[prost(message, optional, tag = "5")]
     pub attributes: Option<Attributes>,
+    /// There is no object: the key is one of the bucket's key space, and was deleted.
+    #[prost(bool, tag = "6")]
+    pub deleted: bool,
 }
 
 /// The record of a bucket.
@@ -79,6 +82,9 @@ pub(super) struct ObjectRecord {
 pub(super) struct BucketRecord {
     #[prost(int64, tag = "1")]
     pub created_s: i64,
+    /// The rule of its key space, in JSON.
+    #[prost(string, optional, tag = "2")]
+    pub key_space: Option<String>,
 }
 
 /// The record of a multipart upload.
@@ -155,7 +161,8 @@ mod tests {
             key in ".{0,1200}",
             etag in "[0-9a-f]{32}",
         ) {
-            let record = ObjectRecord { key, size: data.len() as u64, etag, modified_s: 7, attributes: None };
+            let size = data.len() as u64;
+            let record = ObjectRecord { key, size, etag, modified_s: 7, attributes: None, deleted: false };
             let file = file_of(&[&data, &seal(&record)]);
             prop_assert_eq!(unseal::<ObjectRecord>(&file).unwrap(), Some((record, data.len() as u64)));
         }
@@ -163,7 +170,7 @@ mod tests {
         #[test]
         fn a_cut_or_damaged_file_has_no_record(cut in 1usize..40, flip in 0usize..40) {
             let etag = "e".repeat(32);
-            let record = ObjectRecord { key: "key".into(), size: 4, etag, modified_s: 7, attributes: None };
+            let record = ObjectRecord { key: "key".into(), size: 4, etag, modified_s: 7, ..ObjectRecord::default() };
             let whole = [b"data".as_slice(), &seal(&record)].concat();
             let cut_file = file_of(&[&whole[..whole.len() - cut]]);
             prop_assert_eq!(unseal::<ObjectRecord>(&cut_file).unwrap(), None);

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bucket::{Bucket, Object};
+use super::bucket::Bucket;
+use super::key_space::KeySpace;
+use super::object::Object;
 use super::object_file::Tmp;
 use super::record::{BucketRecord, ObjectRecord, UploadRecord, now_s, unseal};
 use super::upload::{Part, Upload};
@@ -16,10 +18,12 @@ use crate::error::DevS3Error;
 pub(super) fn read_bucket(name: &str, dir: &Path, tmp: &Tmp, sequence: &Arc<AtomicU64>) -> Result<Bucket, DevS3Error> {
     let record = dir.join("bucket");
     let file = File::open(&record).map_err(DevS3Error::io("open", &record))?;
-    let created_s = unseal::<BucketRecord>(&file)
-        .map_err(DevS3Error::io("read", &record))?
-        .map_or_else(now_s, |(record, _)| record.created_s);
+    let record = unseal::<BucketRecord>(&file).map_err(DevS3Error::io("read", &record))?.map(|(record, _)| record);
+    let created_s = record.as_ref().map_or_else(now_s, |record| record.created_s);
     let bucket = Bucket::new(name, dir.to_path_buf(), created_s, tmp.clone(), Arc::clone(sequence));
+    if let Some(rule) = record.and_then(|record| record.key_space) {
+        bucket.contents.write().space = Some(Arc::new(KeySpace::from_json(&rule)?));
+    }
     let groups = entries(&dir.join("objects"))?;
     // Opening a file and reading its last block is mostly waiting, so a few threads share the directories.
     let next = AtomicU64::new(0);

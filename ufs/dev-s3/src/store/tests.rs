@@ -1,13 +1,14 @@
 //! The store against a naive model, and against what a killed process leaves behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::ops::Bound;
 use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::bucket::{Index, Key};
+use super::key_space::KeySpace;
+use super::object::{Index, Key};
 use super::record::ObjectRecord;
 use super::*;
 
@@ -23,10 +24,8 @@ fn bucket_with<'k>(root: &Path, keys: impl IntoIterator<Item = &'k str>) -> (Sto
 
 /// What `key` holds, read through the store.
 fn content(bucket: &Bucket, key: &str) -> Vec<u8> {
-    let (object, file) = bucket.open(key).unwrap();
-    let mut data = vec![0; object.size as usize];
-    file.read_exact_at(&mut data, 0).unwrap();
-    data
+    let (object, content) = bucket.open(key).unwrap();
+    content.read(0..object.size).unwrap().to_vec()
 }
 
 fn files_below(dir: &Path) -> usize {
@@ -53,13 +52,97 @@ fn object_of(key: &str) -> Arc<Object> {
     Arc::new(Object::from_record(record, 1).1)
 }
 
+fn deletion_of(key: &str) -> Arc<Object> {
+    let record = ObjectRecord { key: key.to_owned(), deleted: true, ..ObjectRecord::default() };
+    Arc::new(Object::from_record(record, 1).1)
+}
+
 fn any_key() -> impl Strategy<Value = String> {
     // A small alphabet with the delimiter, its neighbours in byte order, and letters of several bytes.
     prop::string::string_regex("[ab/.0é\u{10ffff}]{1,6}").unwrap()
 }
 
+/// All names that the pages from `query` on hold, and whether each is a common prefix.
+fn names_on_pages(index: &Index, space: Option<&KeySpace>, query: ListQuery<'_>) -> Vec<(String, bool)> {
+    let (mut found, mut next) = (Vec::new(), Some(query.after.to_owned()));
+    while let Some(after) = next {
+        let page = list::page(index, space, &ListQuery { after: &after, ..query });
+        let names = page.objects.len() + page.prefixes.len();
+        assert!(names <= query.limit && (page.next.is_none() || names == query.limit));
+        let mut names: Vec<_> = page.prefixes.iter().map(|prefix| (prefix.clone(), true)).collect();
+        for (key, object) in &page.objects {
+            match index.get(key.as_bytes()) {
+                Some(_) => assert_eq!(object.size as usize, key.len()),
+                None => assert_eq!(Some(&**object), space.unwrap().object(key).as_ref()),
+            }
+            names.push((key.clone(), false));
+        }
+        names.sort();
+        assert_eq!(page.next.as_ref(), names.last().map(|(name, _)| name).filter(|_| page.next.is_some()));
+        found.extend(names);
+        next = page.next;
+    }
+    found
+}
+
+fn any_rule() -> impl Strategy<Value = KeySpaceRule> {
+    let names = (prop::sample::select(vec!["", "img/", "a"]), prop::sample::select(vec![0usize, 13, 30]));
+    let changes = (any::<u64>(), prop::sample::select(vec![0.0, 0.1, 0.25]));
+    (1u64..60, 0u64..7, 1u32..4, names, changes).prop_map(
+        |(keys, files_per_directory, depth, (prefix, name_bytes), (seed, share))| KeySpaceRule {
+            keys,
+            files_per_directory,
+            depth,
+            prefix: prefix.to_owned(),
+            name_bytes,
+            seed,
+            changes: KeySpaceChanges { seed, modified: 0.1, deleted: share, added: 0.1 },
+            ..KeySpaceRule::default()
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn a_key_space_is_listed_as_if_its_objects_were_stored(
+        rule in any_rule(),
+        // Of the keys, by position: puts where the flag is set, and deletions.
+        over in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..6),
+        others in prop::collection::btree_set("(img/)?[0-2/]{1,6}", 0..4),
+        queries in prop::collection::vec((
+            any::<prop::sample::Index>(),
+            0usize..24,
+            prop::sample::select(vec!["", "/", "0", "0/", ".", "-"]),
+            any::<prop::sample::Index>(),
+            0usize..48,
+            1usize..8,
+        ), 8),
+    ) {
+        let space = KeySpace::new(rule).unwrap();
+        let generated: Vec<String> = space.keys_from(Bound::Unbounded).map(|found| found.key).collect();
+        prop_assert!(generated.is_sorted_by(|one, next| one < next));
+        let mut keys: BTreeSet<String> = generated.iter().cloned().collect();
+        let mut index: Index = others.iter().map(|key| (Key::new(key), object_of(key))).collect();
+        keys.extend(others);
+        for (at, is_put) in over.iter().filter(|_| !generated.is_empty()) {
+            let key = at.get(&generated);
+            let object = if *is_put { object_of(key) } else { deletion_of(key) };
+            index.insert(Key::new(key), object);
+            if *is_put { keys.insert(key.clone()) } else { keys.remove(key) };
+        }
+        let keys: Vec<String> = keys.into_iter().collect();
+        for (below, length, delimiter, after, reach, limit) in queries.iter().filter(|_| !keys.is_empty()) {
+            // Prefixes and markers that end anywhere within a key, those within directories included.
+            let (below, after) = (below.get(&keys), after.get(&keys));
+            let (prefix, after) = (&below[..*length.min(&below.len())], &after[..*reach.min(&after.len())]);
+            let mut expected = names_of(&keys, prefix, delimiter);
+            expected.retain(|(name, _)| name.as_str() > after);
+            let found = names_on_pages(&index, Some(&space), ListQuery { prefix, delimiter, after, limit: *limit });
+            prop_assert_eq!(found, expected, "prefix {:?} delimiter {:?} after {:?}", prefix, delimiter, after);
+        }
+    }
 
     #[test]
     fn pages_are_those_of_the_model(
@@ -77,22 +160,8 @@ proptest! {
             let first = after.clone().unwrap_or_default();
             let mut expected = names_of(&keys, prefix, delimiter);
             expected.retain(|(name, _)| *name > first);
-            // Follow the pages to the end.
-            let (mut found, mut next) = (Vec::new(), Some(first));
-            while let Some(after) = next {
-                let page = list::page(&index, &ListQuery { prefix, delimiter, after: &after, limit: *limit });
-                let names = page.objects.len() + page.prefixes.len();
-                prop_assert!(names <= *limit && (page.next.is_none() || names == *limit));
-                let mut names: Vec<_> = page.prefixes.iter().map(|prefix| (prefix.clone(), true)).collect();
-                for (key, object) in &page.objects {
-                    prop_assert_eq!(object.size as usize, key.len());
-                    names.push((key.clone(), false));
-                }
-                names.sort();
-                prop_assert_eq!(page.next.as_ref(), names.last().map(|(name, _)| name).filter(|_| page.next.is_some()));
-                found.extend(names);
-                next = page.next;
-            }
+            let query = ListQuery { prefix, delimiter, after: &first, limit: *limit };
+            let found = names_on_pages(&index, None, query);
             prop_assert_eq!(found, expected, "prefix {:?} delimiter {:?}", prefix, delimiter);
         }
     }
@@ -110,6 +179,71 @@ fn a_page_costs_what_it_holds() {
     let inside = bucket.list(&ListQuery { delimiter: "/", after: "04/050", limit: 1, ..ListQuery::default() });
     assert_eq!((inside.prefixes, inside.visited), (vec!["05/".to_owned()], 2));
     assert_eq!(bucket.list(&ListQuery { delimiter: "/", limit: 0, ..ListQuery::default() }), ListPage::default());
+}
+
+#[test]
+fn a_page_of_a_hundred_million_keys_costs_what_it_holds() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(root.path()).unwrap();
+    let rule = KeySpaceRule { keys: KEYS_MAX, files_per_directory: 1000, depth: 2, ..KeySpaceRule::default() };
+    store.set_key_space("bucket", Some(rule)).unwrap();
+    let bucket = store.bucket("bucket").unwrap();
+    let (prefix, after) = ("img/", "img/123/045/99");
+    let flat = bucket.list(&ListQuery { prefix, after, limit: 1000, ..ListQuery::default() });
+    assert_eq!((flat.objects.len(), flat.visited), (1000, 1001));
+    assert!(flat.objects[0].0.starts_with("img/123/046/"), "{}", flat.objects[0].0);
+    let directories = bucket.list(&ListQuery { prefix, delimiter: "/", after, limit: 1000 });
+    assert_eq!((directories.prefixes.len(), directories.visited), (192, 192));
+    assert_eq!((directories.prefixes[0].as_str(), directories.next), ("img/124/", None));
+}
+
+#[test]
+fn what_is_put_over_a_key_space_and_deleted_survives_a_restart() {
+    let root = tempfile::tempdir().unwrap();
+    let rule = KeySpaceRule { keys: 4, size_min: 3_000_000, size_max: 3_000_000, ..KeySpaceRule::default() };
+    let listed = |bucket: &Bucket| {
+        let page = bucket.list(&ListQuery { limit: 10, ..ListQuery::default() });
+        page.objects.into_iter().map(|(key, object)| (key, object.etag.clone())).collect::<Vec<_>>()
+    };
+    let keys: Vec<String> = (0..4).map(|number| format!("img/{number:08}.jpg")).collect();
+    let (before, generated) = {
+        let store = Store::open(root.path()).unwrap();
+        store.set_key_space("bucket", Some(rule.clone())).unwrap();
+        let bucket = store.bucket("bucket").unwrap();
+        let generated = content(&bucket, &keys[3]);
+        assert_eq!(generated.len(), 3_000_000);
+        let (first, wrong) = (bucket.object(&keys[0]).unwrap(), Some("other"));
+        assert!(matches!(bucket.delete(&keys[0], wrong), Err(DevS3Error::Precondition(_))));
+        bucket.delete(&keys[0], Some(&first.etag)).unwrap();
+        bucket.delete(&keys[0], None).unwrap();
+        store.put("bucket", &keys[1], b"put").unwrap();
+        store.put("bucket", &keys[2], b"put and deleted").unwrap();
+        bucket.delete(&keys[2], None).unwrap();
+        store.put("bucket", "other", b"put beside").unwrap();
+        assert!(matches!(bucket.object(&keys[0]), Err(DevS3Error::NoSuchKey(_))));
+        assert!(matches!(bucket.open(&keys[2]), Err(DevS3Error::NoSuchKey(_))));
+        assert!(matches!(store.delete_bucket("bucket"), Err(DevS3Error::BucketNotEmpty(_))));
+        assert_eq!(files_below(&bucket.dir.join("objects")), 4);
+        (listed(&bucket), generated)
+    };
+    let names: Vec<_> = before.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(names, [keys[1].as_str(), keys[3].as_str(), "other"]);
+
+    let store = Store::open(root.path()).unwrap();
+    let bucket = store.bucket("bucket").unwrap();
+    assert_eq!((listed(&bucket), bucket.key_space()), (before, Some(rule.clone())));
+    assert_eq!((content(&bucket, &keys[1]), content(&bucket, &keys[3])), (b"put".to_vec(), generated));
+    store.put("bucket", &keys[0], b"again").unwrap();
+    assert_eq!(content(&bucket, &keys[0]), b"again");
+    let fewer = KeySpaceRule { keys: 0, ..rule };
+    assert!(matches!(store.set_key_space("bucket", Some(fewer)), Err(DevS3Error::InvalidKeySpace(_))));
+    store.set_key_space("bucket", None).unwrap();
+    assert_eq!((bucket.key_space(), bucket.len()), (None, 3));
+    assert!(matches!(store.set_key_space("none", None), Err(DevS3Error::NoSuchBucket(_))));
+    for key in [keys[0].as_str(), keys[1].as_str(), "other"] {
+        bucket.delete(key, None).unwrap();
+    }
+    store.delete_bucket("bucket").unwrap();
 }
 
 #[test]
@@ -179,13 +313,11 @@ fn what_a_killed_process_leaves_is_cleaned_up() {
 fn a_reader_keeps_its_version() {
     let root = tempfile::tempdir().unwrap();
     let (store, bucket) = bucket_with(root.path(), ["key"]);
-    let (object, file) = bucket.open("key").unwrap();
+    let (object, content) = bucket.open("key").unwrap();
     store.put("bucket", "key", b"longer than before").unwrap();
-    let mut data = [0; 3];
-    file.read_exact_at(&mut data, 0).unwrap();
-    assert_eq!((object.size, &data), (3, b"key"));
+    assert_eq!((object.size, content.read(0..3).unwrap().as_ref()), (3, b"key".as_slice()));
     bucket.delete("key", None).unwrap();
-    file.read_exact_at(&mut data, 0).unwrap();
+    assert_eq!(content.read(1..3).unwrap(), "ey");
 }
 
 #[test]
@@ -244,7 +376,8 @@ fn sparse_objects_take_no_room() {
     assert!(first.etag.ends_with("-1") && first.etag != second.etag);
     drop((store, bucket));
     let bucket = Store::open(root.path()).unwrap().bucket("bucket").unwrap();
-    let (object, file) = bucket.open("big").unwrap();
+    let (object, content) = bucket.open("big").unwrap();
+    let Content::File(file) = content else { panic!("it is no file") };
     assert_eq!(object.size, 5 << 30);
     assert!(std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) < 64);
 }
