@@ -114,7 +114,8 @@ mod tests {
             }
             bucket.list_in_pages_of(page);
             let expected: Vec<_> = keys.iter().filter(|key| **key > after).cloned().collect();
-            let listed = futures::executor::block_on(listed(&ufs("ranges-model"), &after));
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let listed = runtime.block_on(listed(&ufs("ranges-model"), &after));
             prop_assert_eq!(listed, Some(expected));
         }
     }

@@ -223,7 +223,12 @@ impl Fixture {
                 };
                 run(
                     &self.database,
-                    Kind::Listing(ApplyListing { mount_id: self.mount.id, groups: vec![group], now_ns: 1 }),
+                    Kind::Listing(ApplyListing {
+                        mount_id: self.mount.id,
+                        groups: vec![group],
+                        now_ns: 1,
+                        ..ApplyListing::default()
+                    }),
                 );
                 if cursor.is_none() {
                     break;
