@@ -11,17 +11,17 @@ const LOW: u32 = 0x20;
 
 /// A string behind `low` and before `high` (`None` for no end); `None` where none is found.
 ///
-/// Between two keys that differ in a character with others in between, it is the one in the middle. Where they do not,
-/// or there is no end, it lies behind all keys that begin as a part of `low` does: half as long as what `low` has of its
-/// own.
+/// Between two keys that differ in a character with others in between, it has the one in the middle. Where there is none
+/// in between, a character of what `low` has of its own, in the middle of that, is put up half of the way to the last;
+/// where there is no end, the first is.
 pub(super) fn midpoint(low: &str, high: Option<&str>) -> Option<String> {
     let lower: Vec<char> = low.chars().collect();
     let upper: Vec<char> = high.unwrap_or_default().chars().collect();
     let same = lower.iter().zip(&upper).take_while(|(one, other)| one == other).count();
     let found = middle(&lower, &upper, same).or_else(|| {
         let own = if high.is_none() { 0 } else { same + 1 };
-        // Longer and longer parts, then shorter ones: a last character has nothing behind it.
-        let half = own + lower.len().saturating_sub(own) / 2;
+        // Or one behind it, or before it: a last character has nothing behind it.
+        let half = if high.is_none() { 0 } else { own + lower.len().saturating_sub(own) / 2 };
         let behind = (half..lower.len()).chain((own..half.min(lower.len())).rev());
         behind.filter_map(|at| follower(&lower, at)).next().or_else(|| longer(low))
     })?;
@@ -37,9 +37,10 @@ fn middle(lower: &[char], upper: &[char], same: usize) -> Option<String> {
     Some(lower[..same].iter().copied().chain([between]).collect())
 }
 
-/// What lies behind all that begin with so many characters and the next.
+/// What has a later character at a place, half of the way to the last.
 fn follower(lower: &[char], at: usize) -> Option<String> {
-    let next = u32::from(*lower.get(at)?) + 1;
+    let here = u32::from(*lower.get(at)?);
+    let next = if here < HIGH { (here + HIGH).div_ceil(2) } else { here + 1 };
     let next = char::from_u32(next).filter(|_| next != HIGH)?;
     Some(lower[..at].iter().copied().chain([next]).collect())
 }
@@ -118,8 +119,8 @@ mod tests {
                 (0..20_000).map(|number| form.replace("{}", &format!("{number:08}"))).collect();
             let (sizes, asked) = cut_up(&keys, 16);
             let largest = sizes.iter().max().unwrap();
-            assert!(sizes.len() == 16 && *largest <= 5_000, "{form}: {sizes:?}");
-            assert!(asked <= 120, "{form}: {asked} questions");
+            assert!(sizes.len() == 16 && *largest <= 4_000, "{form}: {sizes:?}");
+            assert!(asked <= 60, "{form}: {asked} questions");
         }
     }
 }
