@@ -132,7 +132,7 @@ impl Frames {
             if key.is_empty() {
                 continue;
             }
-            let (above, file) = key.rsplit_once('/').map_or(("", key), |(above, file)| (above, file));
+            let (above, file) = key.rsplit_once('/').unwrap_or(("", key));
             let names: Vec<&str> = if key.contains('/') { above.split('/').collect() } else { Vec::new() };
             // The directories above a component that cannot be shown are there all the same.
             let shown = names.iter().take_while(|name| is_name(name.as_bytes())).count();
@@ -281,6 +281,19 @@ pub(super) fn paths_above(key: &str) -> impl Iterator<Item = Path> {
     (0..=names.len()).map(move |depth| names[..depth].to_vec())
 }
 
+/// What the keys in a directory begin with.
+pub(super) fn prefix_of(path: &[Bytes]) -> String {
+    path.iter().map(|name| format!("{}/", String::from_utf8_lossy(name))).collect()
+}
+
+/// The directory that a path leads to.
+pub(super) fn directory_at(tables: Tables<'_>, root: u64, path: &[Bytes]) -> Result<Option<u64>, WorkError> {
+    Ok(match find(tables, root, path)? {
+        Found::Directory(inode, _) => Some(inode),
+        Found::Missing(..) | Found::Nothing => None,
+    })
+}
+
 /// Whether keys of a name may lie on both sides of a cut that has `rest` in its directory.
 pub(super) fn is_at_edge(rest: &str, name: &[u8]) -> bool {
     !name.is_empty()
@@ -423,8 +436,8 @@ impl PageChanges {
         (inode, record): (u64, &InodeRecord),
     ) -> Result<(), WorkError> {
         let rests = self.without_edges(known, &mut window);
-        let newer: HashSet<&Bytes> =
-            known.newer.iter().filter(|(directory, _)| *directory == inode).map(|(_, name)| name).collect();
+        let newer: HashSet<&[u8]> =
+            known.newer.iter().filter(|(directory, _)| *directory == inode).map(|(_, name)| &name[..]).collect();
         let directories: HashSet<Bytes> = match rests.is_empty() {
             true => HashSet::new(),
             // What is left at an edge are directories.
@@ -434,13 +447,13 @@ impl PageChanges {
             }
         };
         let is_newer = |name: &[u8]| {
-            newer.iter().any(|newer| newer[..] == *name)
+            newer.contains(name)
                 || rests.iter().any(|rest| is_at_edge(rest, name)) && !directories.contains(name)
         };
         let mut upsert = Vec::new();
         for name in std::mem::take(&mut window.passed) {
             let dentry = tables.dentry(inode, &name)?;
-            if dentry.is_none_or(|dentry| dentry.kind() != Kind::Directory) && !newer.contains(&name) {
+            if dentry.is_none_or(|dentry| dentry.kind() != Kind::Directory) && !newer.contains(&name[..]) {
                 upsert.push(listed_entry(name, Listed::Directory));
             }
         }
