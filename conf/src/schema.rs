@@ -181,6 +181,10 @@ section! {
         listing_entries: u64 = 50_000_000, entries;
         /// and the index of a whole mount.
         index_entries: u64 = 1_000_000_000, entries;
+        /// LIST requests of the index of one mount in flight at most,
+        index_streams: usize = 64, count;
+        /// as many as there is memory for, which holds pages on their way and names to be taken away.
+        index_memory: ByteSize = ByteSize::mib(128), at_least(ByteSize::mib(8));
         /// Blocks of all loads together in flight at most.
         load_concurrency: usize = 32, count;
         /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket;

@@ -98,9 +98,8 @@ impl Frames {
 
     /// What objects wait for it, by directory.
     pub(super) fn held_back(&self) -> Vec<(Path, Bytes)> {
-        let names = |frame: &Frame| -> Vec<_> {
-            frame.names.keys().map(|name| (frame.path.clone(), name.clone())).collect()
-        };
+        let names =
+            |frame: &Frame| -> Vec<_> { frame.names.keys().map(|name| (frame.path.clone(), name.clone())).collect() };
         self.frames.iter().flat_map(names).collect()
     }
 
@@ -447,8 +446,7 @@ impl PageChanges {
             }
         };
         let is_newer = |name: &[u8]| {
-            newer.contains(name)
-                || rests.iter().any(|rest| is_at_edge(rest, name)) && !directories.contains(name)
+            newer.contains(name) || rests.iter().any(|rest| is_at_edge(rest, name)) && !directories.contains(name)
         };
         let mut upsert = Vec::new();
         for name in std::mem::take(&mut window.passed) {
@@ -460,14 +458,8 @@ impl PageChanges {
         let (mut remove, mut replace, mut cursor) = (Vec::new(), Vec::new(), None);
         let is_end = window.window.upto.is_none();
         loop {
-            let mut step = diff::step(
-                tables,
-                inode,
-                &mut window.window,
-                cursor.take(),
-                &is_newer,
-                &diff::is_same_version,
-            )?;
+            let mut step =
+                diff::step(tables, inode, &mut window.window, cursor.take(), &is_newer, &diff::is_same_version)?;
             upsert.append(&mut step.upsert);
             remove.append(&mut step.remove);
             replace.append(&mut step.replace);
@@ -490,7 +482,14 @@ impl PageChanges {
             listed_ns = 0;
         }
         if !upsert.is_empty() || listed_ns > record.listed_ns {
-            let group = ListingGroup { directory: path, upsert, listed_ns, expect_inode: inode, observed_ns, remove: Vec::new() };
+            let group = ListingGroup {
+                directory: path,
+                upsert,
+                listed_ns,
+                expect_inode: inode,
+                observed_ns,
+                remove: Vec::new(),
+            };
             self.groups.push(group);
         }
         Ok(())

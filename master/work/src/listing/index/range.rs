@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::page::{self, Absent, Bounds, Frames, Known, PageChanges, Path};
 use super::run::{IndexRun, PageInFlight};
+use super::split::{fraction, midpoint};
 use crate::error::WorkError;
 use crate::listing::{CheckReason, Listings, PORTION, portions};
 use crate::mounts::OpenMount;
@@ -146,14 +147,7 @@ impl Range {
         Self::with(0, bounds, String::new(), Frames::at("", 0, 0), false, source)
     }
 
-    fn with(
-        number: u32,
-        bounds: Bounds,
-        position: String,
-        frames: Frames,
-        left_alone: bool,
-        source: Source,
-    ) -> Self {
+    fn with(number: u32, bounds: Bounds, position: String, frames: Frames, left_alone: bool, source: Source) -> Self {
         Self {
             number,
             bounds,
@@ -201,7 +195,7 @@ impl Range {
     }
 
     /// Cuts off what lies behind a key, which must be behind the position; with the first page of that, if it is known.
-    pub(super) fn cut(&mut self, context: &Context, at: String, number: u32, ahead: Option<Fetched>) -> Self {
+    fn cut(&mut self, context: &Context, at: String, number: u32, ahead: Option<Fetched>) -> Self {
         let upto = self.bounds.upto.replace(at.clone()).unwrap_or_default();
         let noted = IndexRange { number, after: at.clone(), upto, position: at, ..IndexRange::default() };
         let mut behind = Self::new(context, &noted);
@@ -218,11 +212,50 @@ impl Range {
         behind
     }
 
+    /// Cuts it as a page has told; with the parts behind it, at most `room`, whose numbers begin with `number`.
+    pub(super) fn cut_by(&mut self, context: &Context, cuts: Cuts, number: u32, room: usize) -> Vec<Self> {
+        match cuts {
+            Cuts::None => Vec::new(),
+            Cuts::At(places) => {
+                let stride = places.len().div_ceil(room.max(1)).max(1);
+                let places = places.into_iter().step_by(stride).take(room).collect::<Vec<_>>();
+                // The last one first: each is cut off from what is left.
+                let numbered = places.into_iter().rev().zip(number..);
+                numbered.map(|(at, number)| self.cut(context, at, number, None)).collect()
+            }
+            Cuts::Before(at, fetched) => {
+                let upto = self.bounds.upto.as_ref().map(|upto| context.full_key(upto));
+                let is_within = |key: &String| upto.as_ref().is_none_or(|upto| key <= upto);
+                match fetched.page.objects.first() {
+                    Some(first) if room > 0 && is_within(&first.key) => {
+                        vec![self.cut(context, at, number, Some(fetched))]
+                    }
+                    None if !fetched.is_last => Vec::new(),
+                    _ => {
+                        self.empty_behind = Some(at);
+                        Vec::new()
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where its middle may be; `None` where it cannot be told, or cut.
+    pub(super) fn middle(&self) -> Option<String> {
+        let end = self.empty_behind.as_deref().or(self.bounds.upto.as_deref());
+        midpoint(&self.position, end).filter(|_| self.is_part())
+    }
+
+    /// About how many entries it will have had at its end; `None` where there is nothing to go by.
+    pub(super) fn expected(&self) -> Option<f64> {
+        let listed = fraction(&self.bounds.after, self.bounds.upto.as_deref(), &self.position)?;
+        (listed > 0.0).then(|| self.entries() as f64 / listed)
+    }
+
     /// Takes the next page in, or what is left to do at the end.
     pub(super) async fn advance(&mut self, context: &Context, beside: Beside) -> Result<Taken, Failure> {
         let began = Instant::now();
-        let mut taken =
-            Taken { keys: 0, waited: Duration::ZERO, bytes: 0, is_done: false, cuts: Cuts::None };
+        let mut taken = Taken { keys: 0, waited: Duration::ZERO, bytes: 0, is_done: false, cuts: Cuts::None };
         if !self.is_listed {
             let asked = context.ask_beside(&self.position, beside);
             let (fetched, asked) = tokio::join!(fetch(&mut self.source, &mut self.ahead, context), asked);
@@ -357,7 +390,7 @@ impl Range {
     async fn finish(&mut self, context: &Context) -> Result<(), Failure> {
         let absent = std::mem::take(&mut self.absent);
         if !absent.is_empty() {
-            context.take_away(absent).await.map_err(Failure::Log)?;
+            self.left_alone |= !context.take_away(absent).await.map_err(Failure::Log)?;
         }
         if let Some(upto) = self.bounds.upto.clone() {
             self.at_edge.extend(self.frames.held_back());
@@ -460,10 +493,10 @@ impl Context {
     }
 
     /// Takes away what pages have found absent, but for names that were checked since, and marks directories that are
-    /// complete with that.
-    async fn take_away(&self, absent: Vec<Absent>) -> Result<(), WorkError> {
+    /// complete with that. False where some of them were left to others.
+    async fn take_away(&self, absent: Vec<Absent>) -> Result<bool, WorkError> {
         let Self { listings, mount, run } = self;
-        let mut absent = absent.into_iter().peekable();
+        let (mut absent, mut is_all) = (absent.into_iter().peekable(), true);
         while absent.peek().is_some() {
             let _gate = mount.gate.read().await;
             let _step = run.step.read().await;
@@ -476,6 +509,7 @@ impl Context {
                 let left = release(run, &next);
                 if listing.contains(&next.inode) {
                     run.leave_alone(&next.path);
+                    is_all = false;
                     continue;
                 }
                 let Absent { path, inode, observed_ns, mut remove, mut replace, listed_ns } = next;
@@ -486,7 +520,7 @@ impl Context {
             }
             self.propose(groups, Vec::new()).await?;
         }
-        Ok(())
+        Ok(is_all)
     }
 
     /// Has names checked of which keys may lie on both sides of the end of a range: those that the namespace has, and
@@ -516,7 +550,9 @@ impl Context {
         names.sort();
         for (directory, name) in names {
             match self.listings.refresh_name(directory, &name, CheckReason::Unknown).await {
-                Err(error) if error.is_of_bucket() => return Err(Failure::Bucket(error)),
+                Err(error) if error.is_of_bucket() || matches!(error, WorkError::Overloaded(_)) => {
+                    return Err(Failure::Bucket(error));
+                }
                 // The directory has gone meanwhile.
                 Err(error) if error.is_not_found() => {}
                 checked => checked.map_err(Failure::Log)?,

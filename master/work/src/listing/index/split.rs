@@ -115,8 +115,7 @@ mod tests {
     #[test]
     fn names_with_numbers_are_cut_into_parts_of_a_size_in_few_questions() {
         for form in ["img-{}.jpg", "data/train/{}", "{}"] {
-            let keys: BTreeSet<_> =
-                (0..20_000).map(|number| form.replace("{}", &format!("{number:08}"))).collect();
+            let keys: BTreeSet<_> = (0..20_000).map(|number| form.replace("{}", &format!("{number:08}"))).collect();
             let (sizes, asked) = cut_up(&keys, 16);
             let largest = sizes.iter().max().unwrap();
             assert!(sizes.len() == 16 && *largest <= 4_000, "{form}: {sizes:?}");
