@@ -23,6 +23,7 @@ mod width;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_conf::backoff;
 use cavern_proto::record::command::Command;
@@ -74,6 +75,16 @@ struct Running {
     before: u64,
 }
 
+/// An index whose ranges are all done.
+struct End {
+    context: Context,
+    entries: u64,
+    hidden: u64,
+    cut_directories: Vec<Path>,
+    ranges: usize,
+    took: Duration,
+}
+
 #[derive(Clone, Copy, Default)]
 struct Counts {
     entries: u64,
@@ -89,15 +100,24 @@ struct Indexing {
     /// `None` before it begins, or goes on from what is noted.
     running: Option<Running>,
     has_failed: bool,
+    /// Nobody else may begin.
+    is_claimed: bool,
 }
 
 impl Drop for Indexing {
     fn drop(&mut self) {
-        self.listings.0.indexes.lock().remove(&self.mount.id());
+        self.release();
     }
 }
 
 impl Indexing {
+    /// The index is over: others may begin one.
+    fn release(&mut self) {
+        if std::mem::take(&mut self.is_claimed) {
+            self.listings.0.indexes.lock().remove(&self.mount.id());
+        }
+    }
+
     /// Begins as many requests as there may be, and takes in what the next one answers.
     async fn step(&mut self) -> Result<Next, WorkError> {
         if self.has_failed {
@@ -117,7 +137,10 @@ impl Indexing {
         let Some(running) = &mut self.running else { return Ok(Next::End) };
         running.check_size()?;
         let Some((range, taken)) = running.next().await else {
-            self.listings.finish_index(running).await?;
+            let end = running.end();
+            self.listings.finish_index(&end).await?;
+            self.release();
+            end.context.mount.set_index(false, end.entries, end.hidden, 0);
             return Ok(Next::End);
         };
         match running.take(range, taken).await {
@@ -195,7 +218,9 @@ impl Running {
             Err(failure) => return Err(failure),
         };
         range.failures = 0;
-        self.width.answered(taken.keys, taken.waited, busy, now);
+        if !taken.waited.is_zero() {
+            self.width.answered(taken.keys, taken.waited, busy, now);
+        }
         if taken.bytes > self.page_bytes {
             self.page_bytes = taken.bytes;
             self.width.limit(streams(&self.context.listings, self.page_bytes));
@@ -272,6 +297,18 @@ impl Running {
         let error = WorkError::Ufs(mount.ufs.too_many(most, INDEX_REMEDY));
         mount.failed(&error);
         Err(error)
+    }
+
+    /// What is left of it when all ranges are done.
+    fn end(&self) -> End {
+        End {
+            context: self.context.clone(),
+            entries: self.entries(),
+            hidden: self.hidden(),
+            cut_directories: self.cut_directories(),
+            ranges: self.counts.len(),
+            took: self.began.elapsed(),
+        }
     }
 
     /// Directories that were cut, the root among them, as far as all ranges have them complete.
@@ -354,7 +391,7 @@ impl Listings {
 
     fn spawn_index(&self, mount: Arc<OpenMount>) {
         let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(backoff::INDEX.first));
-        let indexing = Indexing { listings: self.clone(), mount, running: None, has_failed: false };
+        let indexing = Indexing { listings: self.clone(), mount, running: None, has_failed: false, is_claimed: true };
         let task = task.with_backoff(backoff::INDEX);
         self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
@@ -425,12 +462,11 @@ impl Listings {
     }
 
     /// Marks the directories that were cut, and records that the mount is indexed.
-    async fn finish_index(&self, running: &Running) -> Result<(), WorkError> {
-        let Context { mount, run, .. } = &running.context;
-        let (entries, hidden) = (running.entries(), running.hidden());
+    async fn finish_index(&self, end: &End) -> Result<(), WorkError> {
+        let End { context: Context { mount, run, .. }, entries, hidden, .. } = end;
         let path = &mount.mount.path;
-        self.mark_cut_directories(running).await?;
-        if hidden > 0 {
+        self.mark_cut_directories(end).await?;
+        if *hidden > 0 {
             tracing::warn!(
                 mount = path,
                 hidden,
@@ -438,18 +474,17 @@ impl Listings {
             );
         }
         let finished_ns = self.0.reader.clock().now_ns().max(run.began_ns);
-        let index = IndexRecord { finished_ns, entries, hidden_keys: hidden, ..IndexRecord::default() };
+        let index = IndexRecord { finished_ns, entries: *entries, hidden_keys: *hidden, ..IndexRecord::default() };
         self.put_index(mount.id(), index).await?;
-        mount.set_index(false, entries, hidden, 0);
-        let (ranges, seconds) = (running.counts.len(), running.began.elapsed().as_secs());
+        let (ranges, seconds) = (end.ranges, end.took.as_secs());
         tracing::info!(mount = path, entries, ranges, seconds, "the index is complete");
         Ok(())
     }
 
-    async fn mark_cut_directories(&self, running: &Running) -> Result<(), WorkError> {
-        let Context { mount, run, .. } = &running.context;
+    async fn mark_cut_directories(&self, end: &End) -> Result<(), WorkError> {
+        let Context { mount, run, .. } = &end.context;
         let (root, began_ns) = (mount.mount.root_inode, run.began_ns);
-        let mut paths = running.cut_directories();
+        let mut paths = end.cut_directories.clone();
         while !paths.is_empty() {
             let now = paths.split_off(paths.len().saturating_sub(MARKS));
             let _gate = mount.gate.read().await;
@@ -471,7 +506,7 @@ impl Listings {
                 }
                 Ok(groups)
             });
-            running.context.propose(groups.await?, Vec::new()).await?;
+            end.context.propose(groups.await?, Vec::new()).await?;
         }
         Ok(())
     }

@@ -370,9 +370,9 @@ impl Range {
             self.absent.push(noted);
         }
         self.frames.note(&left_alone, &paths);
-        for path in left_alone.iter().filter(|path| !whole.contains(*path)) {
+        for path in &left_alone {
             run.leave_alone(path);
-            self.left_alone = true;
+            self.left_alone |= !whole.contains(path);
         }
         self.at_edge.extend(at_edge);
         let is_settled = self.absent.is_empty() && self.at_edge.is_empty() && !self.frames.hold_back();
