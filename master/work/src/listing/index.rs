@@ -57,6 +57,8 @@ type Advance = BoxFuture<'static, (Box<Range>, Result<Taken, Failure>)>;
 struct Running {
     context: Context,
     began: Instant,
+    /// Entries that were noted then.
+    began_entries: u64,
     waiting: VecDeque<Box<Range>>,
     listed: FuturesUnordered<Advance>,
     width: StreamWidth,
@@ -277,14 +279,10 @@ impl Running {
     }
 
     fn show(&self) {
-        let (entries, hidden) = (self.entries(), self.hidden());
-        self.context.mount.set_index_progress(
-            entries,
-            hidden,
-            self.expected(),
-            self.listed.len() + 1,
-            self.began.elapsed(),
-        );
+        let counted = (self.entries(), self.hidden());
+        let seconds = self.began.elapsed().as_secs_f64().max(0.001);
+        let rate = counted.0.saturating_sub(self.began_entries) as f64 / seconds;
+        self.context.mount.set_index_progress(counted, self.expected(), self.listed.len(), rate as u64);
     }
 
     /// A store may list for ever.
@@ -430,6 +428,7 @@ impl Listings {
         let mut running = Running {
             width: StreamWidth::new(streams(self, PAGE_BYTES), now),
             began: now,
+            began_entries: noted.iter().map(|range| range.entries).sum(),
             waiting: VecDeque::new(),
             listed: FuturesUnordered::new(),
             counts: BTreeMap::new(),

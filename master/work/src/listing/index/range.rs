@@ -263,11 +263,11 @@ impl Range {
             let fetched = fetched?;
             taken.keys = fetched.page.objects.len() as u64;
             taken.bytes = fetched.page.objects.iter().map(memory_of).sum();
-            self.take_in(context, fetched).await?;
+            Box::pin(self.take_in(context, fetched)).await?;
         }
         if self.is_listed {
             taken.cuts = Cuts::None;
-            self.finish(context).await?;
+            Box::pin(self.finish(context)).await?;
             taken.is_done = true;
         }
         self.pages += 1;
@@ -443,7 +443,7 @@ impl Context {
     async fn ask_beside(&self, position: &str, beside: Beside) -> Result<Cuts, Failure> {
         let cuts = match beside {
             Beside::Nothing => return Ok(Cuts::None),
-            Beside::Directories => self.directories(position).await.map(Cuts::At).map_err(Failure::Bucket),
+            Beside::Directories => Box::pin(self.directories(position)).await.map(Cuts::At).map_err(Failure::Bucket),
             Beside::Behind(at) => {
                 let mut lister = self.mount.ufs.list_behind(&self.full_key(&at));
                 let in_flight = self.run.begin_page(self.listings.0.reader.clock().now_ns());
