@@ -108,6 +108,11 @@ impl MemoryBucket {
         objects.by_key.get(key).map(|object| (object.bytes.clone(), object.metadata.clone()))
     }
 
+    /// The ETag of an object.
+    pub fn etag(&self, key: &str) -> Option<String> {
+        self.objects.lock().by_key.get(key).map(|object| object.meta.etag.clone())
+    }
+
     /// All keys, in order.
     pub fn keys(&self) -> Vec<String> {
         self.objects.lock().by_key.keys().cloned().collect()

@@ -15,7 +15,7 @@ use cavern_ufs::{ListPage, Lister, ObjectMeta, RangeLister, RangePage, UfsError}
 use tokio::time::Instant;
 
 use super::page::{self, Absent, Bounds, Frames, Known, PageChanges, Path};
-use super::run::{IndexRun, PageInFlight};
+use super::run::{IndexRun, PageInFlight, Side};
 use super::split::{fraction, midpoint};
 use crate::error::WorkError;
 use crate::listing::{CheckReason, Listings, PORTION, portions};
@@ -23,8 +23,8 @@ use crate::mounts::OpenMount;
 
 /// Pages without a difference that follow each other and are not noted.
 const UNNOTED: u32 = 16;
-/// Keys at the beginning of a range that the one before must have met as well.
-const FIRST_KEYS: usize = 8;
+/// Keys behind a cut that both who lists up to it and who lists from there on are asked for.
+const COMPARED: usize = 64;
 /// Directories that are looked into for one with several below it.
 const DEPTH: usize = 8;
 /// Memory for an object of a page, beside its key and ETag: as it came, as it is compared, and on its way to the log.
@@ -201,8 +201,6 @@ impl Range {
         let mut behind = Self::new(context, &noted);
         behind.empty_behind = self.empty_behind.take();
         if let Some(fetched) = ahead {
-            let keys = fetched.page.objects.iter().take(FIRST_KEYS);
-            context.run.note_first_keys(&behind.bounds.after, keys.map(|object| object.key.clone()).collect());
             if let Some(last) = fetched.page.objects.last() {
                 behind.source = Source::Part(context.mount.ufs.list_behind(&last.key));
             }
@@ -297,8 +295,11 @@ impl Range {
         let within =
             full_upto.as_ref().map_or(page.objects.len(), |upto| page.objects.partition_point(|o| o.key <= *upto));
         let beyond = page.objects.split_off(within);
-        if let (Some(upto), false) = (&self.bounds.upto, beyond.is_empty())
-            && !meets(&beyond, &context.run.take_first_keys(upto))
+        let first = |objects: &[ObjectMeta]| objects.iter().take(COMPARED).map(|object| object.key.clone()).collect();
+        let begins = self.is_part() && !self.bounds.after.is_empty() && self.position == self.bounds.after;
+        let ends = self.bounds.upto.as_ref().filter(|_| !beyond.is_empty());
+        if begins && !context.run.meets(&self.bounds.after, Side::From, first(&page.objects))
+            || ends.is_some_and(|upto| !context.run.meets(upto, Side::UpTo, first(&beyond)))
         {
             return Err(Failure::Unsuitable);
         }
@@ -581,17 +582,6 @@ fn release(run: &IndexRun, absent: &Absent) -> HashSet<Bytes> {
     names.filter(|name| run.take_absent(absent.inode, name)).cloned().collect()
 }
 
-/// Whether keys that a listing has met beyond its end are those that the range behind it begins with, as far as they
-/// reach. Some may have come or gone meanwhile, but hardly all.
-fn meets(beyond: &[ObjectMeta], first: &[String]) -> bool {
-    let reach = beyond.last().map_or("", |object| object.key.as_str());
-    let mut within = first.iter().filter(|key| key.as_str() <= reach).peekable();
-    if first.len() < FIRST_KEYS || within.peek().is_none() || beyond.len() < FIRST_KEYS {
-        return true;
-    }
-    within.any(|key| beyond.binary_search_by(|object| object.key.as_str().cmp(key)).is_ok())
-}
-
 fn last_position(objects: &[ObjectMeta], prefix: &str, before: &str) -> String {
     objects.last().and_then(|object| object.key.strip_prefix(prefix)).unwrap_or(before).to_owned()
 }
@@ -610,23 +600,4 @@ pub(super) async fn rest(failures: u32) {
 /// Whether the store is busy, or away: there are fewer requests to be sent.
 pub(super) fn is_refusal(error: &WorkError) -> bool {
     matches!(error, WorkError::Ufs(UfsError::Unavailable { .. } | UfsError::Deadline { .. }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_begins_with_what_the_one_before_it_has_met() {
-        let objects = |numbers: std::ops::Range<u32>| -> Vec<_> {
-            numbers.map(|number| ObjectMeta { key: format!("k{number:03}"), ..ObjectMeta::default() }).collect()
-        };
-        let keys = |numbers| -> Vec<String> { objects(numbers).into_iter().map(|object| object.key).collect() };
-        assert!(meets(&objects(10..30), &keys(10..18)));
-        // Most of them have gone, or others have come before them.
-        assert!(meets(&objects(17..40), &keys(10..18)) && meets(&objects(0..11), &keys(10..18)));
-        assert!(!meets(&objects(20..40), &keys(10..18)));
-        // Nothing can be said.
-        assert!(meets(&objects(0..9), &keys(10..18)) && meets(&objects(20..40), &keys(10..12)) && meets(&[], &[]));
-    }
 }

@@ -27,8 +27,8 @@ pub struct IndexRun {
     seen: Mutex<Seen>,
     /// Directories that were left to others though they are in no range as a whole.
     left_alone: Mutex<HashSet<Vec<Bytes>>>,
-    /// The first keys of ranges, by what they begin behind.
-    first_keys: Mutex<HashMap<String, Vec<String>>>,
+    /// Keys behind cuts, of whoever has met them first.
+    behind_cuts: Mutex<HashMap<String, (Side, Vec<String>)>>,
     /// Memory that absent names may take, and do.
     absent_max: usize,
     absent_bytes: AtomicUsize,
@@ -43,6 +43,15 @@ struct Seen {
     checks: HashMap<(u64, Bytes), i64>,
     /// Names that are to be taken away, unless they are checked before.
     absent: HashSet<(u64, Bytes)>,
+}
+
+/// Who has listed what lies behind a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The range that ends there, and has gone on to the end of a page.
+    UpTo,
+    /// The range that begins there.
+    From,
 }
 
 /// A page on its way, from before its question to after it was applied.
@@ -60,7 +69,7 @@ impl IndexRun {
             step: tokio::sync::RwLock::default(),
             seen: Mutex::default(),
             left_alone: Mutex::default(),
-            first_keys: Mutex::default(),
+            behind_cuts: Mutex::default(),
             absent_max,
             absent_bytes: AtomicUsize::new(0),
         }
@@ -131,14 +140,24 @@ impl IndexRun {
         self.left_alone.lock().contains(path)
     }
 
-    /// Notes the first keys of the range behind `after`.
-    pub(super) fn note_first_keys(&self, after: &str, keys: Vec<String>) {
-        self.first_keys.lock().insert(after.to_owned(), keys);
-    }
-
-    /// The first keys of the range behind `after`, where somebody has noted them.
-    pub(super) fn take_first_keys(&self, after: &str) -> Vec<String> {
-        self.first_keys.lock().remove(after).unwrap_or_default()
+    /// Whether keys behind a cut, as one side has listed them, are in part those that the other side has. Some may have
+    /// come or gone meanwhile, but hardly all; in a store that lists in another order there is none in common.
+    pub(super) fn meets(&self, cut: &str, side: Side, keys: Vec<String>) -> bool {
+        if keys.is_empty() {
+            return true;
+        }
+        let mut behind_cuts = self.behind_cuts.lock();
+        match behind_cuts.get(cut) {
+            Some((other, known)) if *other != side => {
+                let is_met = keys.iter().any(|key| known.contains(key));
+                behind_cuts.remove(cut);
+                is_met
+            }
+            _ => {
+                behind_cuts.insert(cut.to_owned(), (side, keys));
+                true
+            }
+        }
     }
 }
 
@@ -212,5 +231,19 @@ mod tests {
         assert!(run.record_check(1, &name("a"), 5).unwrap());
         assert!(!run.take_absent(1, &name("a")) && run.take_absent(1, &name("b")));
         assert!(run.note_absent(1, &name("c")));
+    }
+
+    #[test]
+    fn both_sides_of_a_cut_meet_the_same_keys_behind_it() {
+        let run = IndexRun::new(1, 0);
+        let keys = |numbers: std::ops::Range<u32>| numbers.map(|number| format!("k{number:03}")).collect::<Vec<_>>();
+        for (one, other) in [(Side::UpTo, Side::From), (Side::From, Side::UpTo)] {
+            assert!(run.meets("k", one, keys(0..64)) && run.meets("k", other, keys(60..80)));
+            assert!(run.meets("k", one, keys(0..64)) && !run.meets("k", other, keys(64..80)));
+            // Nothing can be said.
+            assert!(run.meets("k", one, keys(0..64)) && run.meets("k", other, Vec::new()));
+            assert!(run.meets("other", other, keys(64..80)) && run.meets("k", other, keys(3..4)));
+            assert!(run.meets("other", one, keys(79..99)));
+        }
     }
 }
