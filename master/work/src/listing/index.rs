@@ -444,7 +444,7 @@ impl Listings {
             running.waiting.push_back(Box::new(Range::whole(&running.context)));
         } else {
             let first = [IndexRange::default()];
-            running.go_on(if noted.is_empty() { &first } else { &noted });
+            running.go_on(if noted.is_empty() { &first[..] } else { &noted[..] });
         }
         running.show();
         Ok(Some(running))

@@ -24,7 +24,7 @@ impl MountChanges {
     /// Has all of a mount compared with its bucket in the background, unless it is being indexed.
     ///
     /// # Errors
-    /// [`WorkError::NotFound`] where nothing is mounted, and [`WorkError::Refused`] for an fs-mode mount that is indexed.
+    /// [`WorkError::NotFound`] where nothing is mounted, [`WorkError::Refused`] for an fs-mode mount that is indexed.
     pub async fn index(&self, path: &str) -> Result<Mount, WorkError> {
         let path = normalized(path)?;
         let (_, mounts) = self.lookups.mounts.table()?;

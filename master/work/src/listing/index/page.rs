@@ -1,13 +1,13 @@
 //! From a page of a flat listing to the difference in each directory that it has to do with.
 //!
-//! A page says all about the keys between two positions. Of a directory that is a [`Window`] of its names, as one page of
-//! its own listing would be, so the same comparison finds what differs ([`diff`]). In a flat listing all that lies below
-//! a directory comes in one piece: one frame for each directory of the current position is all that must be remembered,
-//! with the objects whose place ([`place_cmp`]) the listing has not passed yet.
+//! A page says all about the keys between two positions. Of a directory that is a [`Window`] of its names, as one page
+//! of its own listing would be, so the same comparison finds what differs ([`diff`]). In a flat listing all that lies
+//! below a directory comes in one piece: one frame for each directory of the current position is all that must be
+//! remembered, with the objects whose place ([`place_cmp`]) the listing has not passed yet.
 //!
 //! **Edges.** Where a range begins or ends, other keys of a name may lie in the range beside it: `img` sorts before the
-//! cut `img-5`, and what is below `img/` behind it. Such names are beginnings of the cut's components. Both ranges leave
-//! them alone, but for directories that they see, and who has listed up to the cut has them checked one by one.
+//! cut `img-5`, and what is below `img/` behind it. Such names are beginnings of the cut's components. Both ranges
+//! leave them alone, but for directories that they see, and who has listed up to the cut has them checked one by one.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -81,7 +81,7 @@ pub(super) struct Bounds {
 }
 
 impl Frames {
-    /// Those of a position; what comes behind it is listed. A range that does not begin there has listed what is before.
+    /// Those of a position, behind which the listing goes on.
     pub(super) fn at(position: &str, entries: u64, hidden: u64) -> Self {
         let mut frames = Self { frames: Vec::new(), entries, hidden };
         frames.enter_root(position.is_empty());
@@ -225,7 +225,7 @@ impl Frame {
     }
 
     fn name(&self) -> &[u8] {
-        self.path.last().map_or(&[], |name| name)
+        self.path.last().map_or(&[][..], |name| &name[..])
     }
 
     /// The rest of it.

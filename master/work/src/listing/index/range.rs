@@ -102,7 +102,7 @@ impl std::fmt::Debug for Fetched {
 enum Source {
     Part(RangeLister),
     /// All of the mount, in order or sorted.
-    Whole(Lister),
+    Whole(Box<Lister>),
 }
 
 pub(super) struct Range {
@@ -143,7 +143,7 @@ impl Range {
     /// All keys, in one stream.
     pub(super) fn whole(context: &Context) -> Self {
         let bounds = Bounds { after: String::new(), upto: None };
-        let source = Source::Whole(context.listings.list_all(&context.mount));
+        let source = Source::Whole(Box::new(context.listings.list_all(&context.mount)));
         Self::with(0, bounds, String::new(), Frames::at("", 0, 0), false, source)
     }
 
@@ -274,13 +274,13 @@ impl Range {
     }
 
     /// Forgets cuts that the page has passed.
-    fn keep_what_is_ahead(&mut self, cuts: &mut Cuts) {
+    fn keep_what_is_ahead(&self, cuts: &mut Cuts) {
         let (position, upto) = (&self.position, self.bounds.upto.as_deref());
         let is_ahead = |at: &str| at > position.as_str() && upto.is_none_or(|upto| at < upto);
         match cuts {
             Cuts::None => {}
             Cuts::At(places) => places.retain(|at| is_ahead(at)),
-            Cuts::Before(at, _) if !is_ahead(at) => *cuts = Cuts::None,
+            Cuts::Before(at, _) if !is_ahead(at.as_str()) => *cuts = Cuts::None,
             Cuts::Before(..) => {}
         }
     }
@@ -295,7 +295,9 @@ impl Range {
         let within =
             full_upto.as_ref().map_or(page.objects.len(), |upto| page.objects.partition_point(|o| o.key <= *upto));
         let beyond = page.objects.split_off(within);
-        let first = |objects: &[ObjectMeta]| objects.iter().take(COMPARED).map(|object| object.key.clone()).collect();
+        let first = |objects: &[ObjectMeta]| -> Vec<String> {
+            objects.iter().take(COMPARED).map(|object| object.key.clone()).collect()
+        };
         let begins = self.is_part() && !self.bounds.after.is_empty() && self.position == self.bounds.after;
         let ends = self.bounds.upto.as_ref().filter(|_| !beyond.is_empty());
         if begins && !context.run.meets(&self.bounds.after, Side::From, first(&page.objects))

@@ -1,8 +1,8 @@
 //! Where a part of a key space is cut into two, when nothing is known of it but how far it was listed.
 //!
 //! Keys are strings of characters, which sort as their bytes do. A cut needs no key of that name: whoever cuts asks the
-//! store for what lies behind it, and learns by that whether there is anything. So the first guess need not be good; the
-//! second is made of what the first has told.
+//! store for what lies behind it, and learns by that whether there is anything. So the first guess need not be good:
+//! the second is made of what the first has told.
 
 /// A code point that most keys have nothing behind.
 const HIGH: u32 = 0x7f;
@@ -11,8 +11,8 @@ const LOW: u32 = 0x20;
 
 /// A string behind `low` and before `high` (`None` for no end); `None` where none is found.
 ///
-/// Between two keys that differ in a character with others in between, it has the one in the middle. Where there is none
-/// in between, a character of what `low` has of its own, in the middle of that, is put up half of the way to the last;
+/// Between two keys that differ in a character with others in between, it has the one in the middle. Where there is
+/// none in between, a character of what `low` has of its own, in the middle of that, is put up half of the way to the last;
 /// where there is no end, the first is.
 pub(super) fn midpoint(low: &str, high: Option<&str>) -> Option<String> {
     let lower: Vec<char> = low.chars().collect();
