@@ -175,7 +175,7 @@ section! {
         /// How long an access to a listing older than metadata_ttl waits for a newer one before it is served the old
         /// one.
         refresh_wait: Interval = Interval::millis(1000), at_most_ten_years;
-        /// LIST requests in flight at most.
+        /// LIST requests in flight at most, but for those of indexes of cache-mode mounts.
         list_concurrency: usize = 32, count;
         /// Entries that the listing of one directory of a bucket may have,
         listing_entries: u64 = 50_000_000, entries;

@@ -15,11 +15,11 @@
 //! - Trees are **walked** ([`walk`]) for refreshes, usage and loads.
 //!
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing
-//! that runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older
-//! than the running listing is asked again, and so is one that is older than a running index, which leaves alone what was
-//! checked after its page was asked for ([`index::IndexRun`]); an index leaves a directory to its listing; and none of the
-//! latter two reaches the log after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended
-//! (`observed_ns`). Checks of the same name take turns ([`name_checks`]).
+//! that runs leaves alone what was checked after it began ([`Flight::record_check`]), and an index what was checked
+//! after its page was asked for ([`index::IndexRun`]); a check whose question is older than the running listing, or
+//! index, is asked again; an index leaves a directory to its listing; and neither checks nor indexes reach the log after
+//! a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of the
+//! same name take turns ([`name_checks`]).
 
 pub mod adopt;
 mod check;

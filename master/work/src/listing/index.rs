@@ -1,12 +1,12 @@
 //! The index of a mount: flat listings of parts of its keys, many at a time, and the difference to the namespace, page
 //! by page.
 //!
-//! It begins with one range of all keys. While the store gives more for more requests ([`width`]), a range that is being
-//! listed is cut: at the directories that it has, if there are several, else in the middle of what is left of its key
-//! space ([`split`]). How deep the directories are makes no difference, nor how many keys each has. The pages of a range
-//! are taken in by their order, and ranges in any ([`range`]); each page says all about the keys between two of them
-//! ([`page`]). So an index adds what is missing, replaces what differs and takes away what the bucket does not have, and
-//! programs read meanwhile.
+//! It begins with one range of all keys. While the store gives more for more requests ([`width`]), a range that is
+//! being listed is cut: at the directories that it has, if there are several, else in the middle of what is left of its
+//! key space ([`split`]). How deep the directories are makes no difference, nor how many keys each has. The pages of a
+//! range are taken in by their order, and ranges in any ([`range`]); each page says all about the keys between two of
+//! them ([`page`]). So an index adds what is missing, replaces what differs and takes away what the bucket does not
+//! have, and programs read meanwhile.
 //!
 //! How far each range is, is noted with its pages, so a master that leads next goes on with all of them. Directories
 //! that lie in one range as a whole are marked as listed when they have been passed; those that were cut, at the end.

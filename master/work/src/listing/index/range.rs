@@ -1,8 +1,9 @@
 //! A part of a mount's keys that one stream lists, page by page.
 //!
-//! Each page is in the namespace before the next one is asked for, in the command that says how far the range is. What
-//! is absent goes at its end: only then is it known that all of it came in order. Until then, and while objects wait for
-//! their place or for a check, the range is noted to be where that began: who goes on with it lists those pages again.
+//! Each page is in the namespace before the next one is asked for, in the command that says how far the range is.
+//! What is absent goes at its end: only then is it known that all of it came in order. Until then, and while objects
+//! wait for their place or for a check, the range is noted to be where that began: who goes on with it lists those
+//! pages again.
 
 use std::collections::HashSet;
 use std::sync::Arc;

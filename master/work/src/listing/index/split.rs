@@ -12,8 +12,8 @@ const LOW: u32 = 0x20;
 /// A string behind `low` and before `high` (`None` for no end); `None` where none is found.
 ///
 /// Between two keys that differ in a character with others in between, it has the one in the middle. Where there is
-/// none in between, a character of what `low` has of its own, in the middle of that, is put up half of the way to the last;
-/// where there is no end, the first is.
+/// none in between, a character of what `low` has of its own, in the middle of that, is put up half of the way to the
+/// last; where there is no end, the first is.
 pub(super) fn midpoint(low: &str, high: Option<&str>) -> Option<String> {
     let lower: Vec<char> = low.chars().collect();
     let upper: Vec<char> = high.unwrap_or_default().chars().collect();
