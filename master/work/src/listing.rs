@@ -17,9 +17,9 @@
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing
 //! that runs leaves alone what was checked after it began ([`Flight::record_check`]), and an index what was checked
 //! after its page was asked for ([`index::IndexRun`]); a check whose question is older than the running listing, or
-//! index, is asked again; an index leaves a directory to its listing; and neither checks nor indexes reach the log after
-//! a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of the
-//! same name take turns ([`name_checks`]).
+//! index, is asked again; an index leaves a directory to its listing; and neither checks nor indexes reach the log
+//! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of
+//! the same name take turns ([`name_checks`]).
 
 pub mod adopt;
 mod check;
