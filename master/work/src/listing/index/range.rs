@@ -106,13 +106,20 @@ enum Source {
     Whole(Box<Lister>),
 }
 
+/// How far a range was.
+struct Reached {
+    position: String,
+    entries: u64,
+    hidden: u64,
+}
+
 pub(super) struct Range {
     pub number: u32,
     pub bounds: Bounds,
     /// What lies up to this key was listed.
     pub position: String,
     /// Where it is noted to be, while something of what was listed is not settled.
-    held_at: Option<String>,
+    held_at: Option<Reached>,
     frames: Frames,
     left_alone: bool,
     absent: Vec<Absent>,
@@ -170,13 +177,17 @@ impl Range {
 
     /// As it is noted.
     pub(super) fn record(&self, done: bool) -> IndexRange {
+        let (position, entries, hidden) = match &self.held_at {
+            Some(held) if !done => (&held.position, held.entries, held.hidden),
+            _ => (&self.position, self.frames.entries, self.frames.hidden),
+        };
         IndexRange {
             number: self.number,
             after: self.bounds.after.clone(),
             upto: self.bounds.upto.clone().unwrap_or_default(),
-            position: self.held_at.clone().unwrap_or_else(|| self.position.clone()),
-            entries: self.frames.entries,
-            hidden: self.frames.hidden,
+            position: position.clone(),
+            entries,
+            hidden,
             done,
             left_alone: self.left_alone,
         }
@@ -224,17 +235,17 @@ impl Range {
             }
             Cuts::Before(at, fetched) => {
                 let upto = self.bounds.upto.as_ref().map(|upto| context.full_key(upto));
-                let is_within = |key: &String| upto.as_ref().is_none_or(|upto| key <= upto);
-                match fetched.page.objects.first() {
-                    Some(first) if room > 0 && is_within(&first.key) => {
-                        vec![self.cut(context, at, number, Some(fetched))]
-                    }
-                    None if !fetched.is_last => Vec::new(),
-                    _ => {
-                        self.empty_behind = Some(at);
-                        Vec::new()
-                    }
+                let first = fetched.page.objects.first().map(|object| &object.key);
+                let is_found = first.is_some_and(|first| upto.as_ref().is_none_or(|upto| first <= upto));
+                // An empty page may be followed by others.
+                let is_known = first.is_some() || fetched.is_last;
+                if is_found && room > 0 {
+                    return vec![self.cut(context, at, number, Some(fetched))];
                 }
+                if is_known && !is_found {
+                    self.empty_behind = Some(at);
+                }
+                Vec::new()
             }
         }
     }
@@ -309,15 +320,16 @@ impl Range {
         let is_end = is_last || !beyond.is_empty();
         let last = page.objects.last().and_then(|object| object.key.strip_prefix(prefix)).map(str::to_owned);
         let upto = if is_end { self.bounds.upto.clone() } else { Some(last.unwrap_or_else(|| self.position.clone())) };
+        let (entries, hidden) = (self.frames.entries, self.frames.hidden);
         self.frames.hidden += page.hidden;
         if !is_end && upto.as_ref() == Some(&self.position) {
             return Ok(());
         }
-        let before = std::mem::take(&mut self.position);
+        let before = Reached { position: std::mem::take(&mut self.position), entries, hidden };
         let objects = page.objects.iter();
         let keys = objects.filter_map(|object| Some((object.key.strip_prefix(prefix)?, object)));
-        let windows = self.frames.cut(&self.bounds, &before, keys, upto.as_deref());
-        self.position = upto.unwrap_or_else(|| last_position(&page.objects, prefix, &before));
+        let windows = self.frames.cut(&self.bounds, &before.position, keys, upto.as_deref());
+        self.position = upto.unwrap_or_else(|| last_position(&page.objects, prefix, &before.position));
         self.is_listed = is_end;
         self.apply(context, windows, in_flight.asked_ns, before).await
     }
@@ -337,7 +349,7 @@ impl Range {
         context: &Context,
         windows: Vec<page::DirectoryWindow>,
         asked_ns: i64,
-        before: String,
+        before: Reached,
     ) -> Result<(), Failure> {
         let Context { listings, mount, run } = context;
         let _gate = mount.gate.read().await;
