@@ -10,6 +10,7 @@ mod fsck;
 mod gen_images;
 mod gen_pages;
 mod host_path;
+mod index;
 mod job;
 mod load;
 mod local;
@@ -65,6 +66,8 @@ enum Command {
     Mount(Box<mount::MountArgs>),
     /// Detach a bucket from the namespace. The bucket itself is not touched.
     Umount(mount::UmountArgs),
+    /// Compare a whole mount with its bucket, and show how far that is.
+    Index(index::IndexArgs),
     /// Look at files and directories of the namespace, and change those of fs-mode mounts.
     Fs(Family<fs::FsCommand>),
     /// Warm files and directories into the workers; say how much of them is cached, or drop that.
@@ -166,6 +169,7 @@ impl Cli {
             Command::Cert(command) => command.run(),
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
+            Command::Index(args) => block_on(args.run()),
             Command::Fs(Family { result, command }) => block_on(command.run(&result)),
             Command::Load(args) => block_on(args.run()),
             Command::Export(args) => block_on(args.run()),

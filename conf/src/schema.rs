@@ -175,12 +175,16 @@ section! {
         /// How long an access to a listing older than metadata_ttl waits for a newer one before it is served the old
         /// one.
         refresh_wait: Interval = Interval::millis(1000), at_most_ten_years;
-        /// LIST requests in flight at most.
+        /// LIST requests in flight at most, but for those of indexes of cache-mode mounts.
         list_concurrency: usize = 32, count;
         /// Entries that the listing of one directory of a bucket may have,
         listing_entries: u64 = 50_000_000, entries;
         /// and the index of a whole mount.
         index_entries: u64 = 1_000_000_000, entries;
+        /// LIST requests of the index of one mount in flight at most,
+        index_streams: usize = 64, count;
+        /// as many as there is memory for, which holds pages on their way and names to be taken away.
+        index_memory: ByteSize = ByteSize::mib(128), at_least(ByteSize::mib(8));
         /// Blocks of all loads together in flight at most.
         load_concurrency: usize = 32, count;
         /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket;

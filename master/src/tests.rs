@@ -9,6 +9,7 @@ mod coherence;
 mod delegations;
 mod group;
 pub mod harness;
+mod index;
 mod jobs;
 mod locks;
 mod members;

@@ -37,6 +37,8 @@ pub struct Capabilities {
     pub metadata: bool,
     /// Listings come in the order of keys. Without, each is sorted before it is handed out.
     pub ordered_listings: bool,
+    /// A listing can begin behind any key, whether there is such a one or not.
+    pub start_after: bool,
     /// A URI leads to the same objects from every host.
     pub shared: bool,
 }
@@ -112,12 +114,13 @@ impl Scheme {
             part_copies: true,
             metadata: true,
             ordered_listings: true,
+            start_after: true,
             shared: true,
         };
         match self {
             Self::S3 => all,
             Self::Gs => Capabilities { conditional_uploads: false, part_copies: false, ..all },
-            Self::Azblob => Capabilities { part_copies: false, ..all },
+            Self::Azblob => Capabilities { part_copies: false, start_after: false, ..all },
             Self::File => Capabilities { ordered_listings: true, ..Capabilities::default() },
             Self::Memory => Capabilities { shared: false, ..all },
         }

@@ -307,7 +307,7 @@ impl ObjectStore for FileStore {
         let (prefix, mode, limit) = (request.prefix.to_owned(), request.mode, request.limit);
         let token = request.token.map(str::to_owned);
         self.blocking(Operation::List, request.prefix, move |store| {
-            store.list(ListRequest { prefix: &prefix, mode, token: token.as_deref(), limit })
+            store.list(ListRequest { prefix: &prefix, mode, start_after: None, token: token.as_deref(), limit })
         })
         .boxed()
     }

@@ -172,6 +172,9 @@ impl GsStore {
         if request.mode == ListMode::Directory {
             url.push_str("&delimiter=%2F");
         }
+        if let Some(after) = request.start_after {
+            url.push_str(&format!("&startOffset={}", encoded(after)));
+        }
         if let Some(token) = request.token {
             url.push_str(&format!("&pageToken={}", encoded(token)));
         }

@@ -35,6 +35,7 @@ mod memory;
 mod metrics;
 mod object;
 mod options;
+mod range_lister;
 mod registry;
 mod retry;
 mod s3;
@@ -53,6 +54,7 @@ pub use lister::Lister;
 pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
 pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
+pub use range_lister::{RangeLister, RangePage};
 pub use s3::{
     KeyError, KeyProvider, KeyRight, KeyStatus, KeyVendor, VendedKeys, changed_options, found_options, is_vended,
     vended_options,

@@ -86,7 +86,7 @@ impl Lister {
             Position::After(token) => Some(token.as_str()),
             Position::End => return Ok(None),
         };
-        let request = ListRequest { prefix: &self.prefix, mode: self.mode, token, limit: PAGE_KEYS };
+        let request = ListRequest { prefix: &self.prefix, mode: self.mode, start_after: None, token, limit: PAGE_KEYS };
         let answer = self.ufs.requests().list(request).await?;
         let is_same = answer.next.is_some() && answer.next.as_deref() == token;
         let is_empty = answer.page.objects.is_empty() && answer.page.prefixes.is_empty() && answer.page.hidden == 0;

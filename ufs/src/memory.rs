@@ -32,6 +32,10 @@ struct Objects {
     /// Objects on their way, by the id of the upload.
     uploads: BTreeMap<String, Upload>,
     sharding: Option<Sharding>,
+    /// Entries of a page at most, if that is less than is asked for.
+    page_max: Option<usize>,
+    /// Listings begin at the first key whatever they are to begin behind.
+    ignores_start_after: bool,
     /// `None` for all that a bucket in memory can do.
     capabilities: Option<Capabilities>,
 }
@@ -104,6 +108,11 @@ impl MemoryBucket {
         objects.by_key.get(key).map(|object| (object.bytes.clone(), object.metadata.clone()))
     }
 
+    /// The ETag of an object.
+    pub fn etag(&self, key: &str) -> Option<String> {
+        self.objects.lock().by_key.get(key).map(|object| object.meta.etag.clone())
+    }
+
     /// All keys, in order.
     pub fn keys(&self) -> Vec<String> {
         self.objects.lock().by_key.keys().cloned().collect()
@@ -118,6 +127,16 @@ impl MemoryBucket {
     /// entries at a time.
     pub fn list_in_shards(&self, shards: u64, page: usize) {
         self.objects.lock().sharding = Some(Sharding { shards, page });
+    }
+
+    /// From now on a page of a listing has so many entries at most.
+    pub fn list_in_pages_of(&self, entries: usize) {
+        self.objects.lock().page_max = Some(entries.max(1));
+    }
+
+    /// From now on listings begin at the first key, whatever they are to begin behind.
+    pub fn ignore_start_after(&self) {
+        self.objects.lock().ignores_start_after = true;
     }
 
     /// From now on it says that it can do no more than this, though it can.
@@ -136,7 +155,13 @@ impl MemoryBucket {
     }
 
     fn page(&self, request: ListRequest<'_>) -> StorePage {
-        let sharding = self.objects.lock().sharding;
+        let (sharding, page_max, ignores) = {
+            let objects = self.objects.lock();
+            (objects.sharding, objects.page_max, objects.ignores_start_after)
+        };
+        let limit = page_max.map_or(request.limit, |most| request.limit.min(most));
+        let after = request.start_after.filter(|_| !ignores);
+        let request = ListRequest { token: request.token.or(after), start_after: None, limit, ..request };
         let Some(sharding) = sharding else { return self.page_in_order(request) };
         let whole = self.page_in_order(ListRequest { token: None, limit: usize::MAX, ..request }).page;
         let objects = whole.objects.into_iter().map(|object| (object.key.clone(), Some(object)));

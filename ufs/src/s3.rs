@@ -167,7 +167,7 @@ impl S3Store {
         if !self.is_lent {
             return error;
         }
-        let asked = ListRequest { prefix: key, mode: ListMode::Recursive, token: None, limit: 1 };
+        let asked = ListRequest { prefix: key, mode: ListMode::Recursive, start_after: None, token: None, limit: 1 };
         match self.list_page(asked).await {
             Ok(StorePage { page, .. })
                 if page.hidden == 0 && page.objects.first().is_none_or(|object| object.key != key) =>
@@ -231,9 +231,9 @@ impl ObjectStore for S3Store {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Directory buckets list in no order.
+        // Directory buckets list in no order, and from the beginning only.
         let ordered_listings = !self.bucket.ends_with("--x-s3");
-        Capabilities { ordered_listings, ..Scheme::S3.capabilities() }
+        Capabilities { ordered_listings, start_after: ordered_listings, ..Scheme::S3.capabilities() }
     }
 }
 
@@ -246,7 +246,9 @@ mod tests {
     async fn directory_buckets_promise_no_order() {
         for (uri, is_ordered) in [("s3://train", true), ("s3://train--use1-az4--x-s3/p", false)] {
             let ufs = Ufs::open(uri, &HashMap::new(), &schema::Ufs::default()).unwrap();
-            assert_eq!(ufs.capabilities(), Capabilities { ordered_listings: is_ordered, ..Scheme::S3.capabilities() });
+            let (ordered_listings, start_after) = (is_ordered, is_ordered);
+            let expected = Capabilities { ordered_listings, start_after, ..Scheme::S3.capabilities() };
+            assert_eq!(ufs.capabilities(), expected);
         }
     }
 }

@@ -29,6 +29,9 @@ const PART_MIN_BYTES: u64 = 5 << 20;
 pub(crate) struct ListRequest<'a> {
     pub prefix: &'a str,
     pub mode: ListMode,
+    /// Keys up to this one are left out; of a store that [can](Capabilities::start_after) do that. One that is asked
+    /// for the keys from a given one on may list that one as well.
+    pub start_after: Option<&'a str>,
     /// Where the last page said that the next begins.
     pub token: Option<&'a str>,
     pub limit: usize,
@@ -223,7 +226,10 @@ pub(crate) mod model {
         let mut entries = Vec::new();
         let mut token: Option<String> = None;
         loop {
-            let answer = store.list(ListRequest { prefix, mode, token: token.as_deref(), limit }).await.unwrap();
+            let answer = store
+                .list(ListRequest { prefix, mode, start_after: None, token: token.as_deref(), limit })
+                .await
+                .unwrap();
             let objects = answer.page.objects.into_iter().map(|object| object.key);
             let mut page: Vec<String> = objects.chain(answer.page.prefixes).collect();
             page.sort();

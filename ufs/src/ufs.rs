@@ -173,7 +173,8 @@ impl Ufs {
 
     /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
     pub async fn check(&self) -> Result<Probe, UfsError> {
-        let request = ListRequest { prefix: &self.0.prefix, mode: ListMode::Recursive, token: None, limit: 1 };
+        let request =
+            ListRequest { prefix: &self.0.prefix, mode: ListMode::Recursive, start_after: None, token: None, limit: 1 };
         let StorePage { page, behind_s, .. } = self.0.requests.list(request).await?;
         let is_empty = page.objects.is_empty() && page.prefixes.is_empty() && page.hidden == 0;
         let contents = if is_empty { Contents::Nothing } else { Contents::Objects };
@@ -184,6 +185,17 @@ impl Ufs {
     /// Each page is one LIST.
     pub fn list(&self, prefix: &str, mode: ListMode) -> Lister {
         Lister::new(self.clone(), prefix, mode)
+    }
+
+    /// All keys under the prefix of the mount that come behind one, each page sent for once.
+    pub fn list_behind(&self, after: &str) -> RangeLister {
+        RangeLister::new(self.clone(), after)
+    }
+
+    /// What is said of a listing of the whole prefix that has more entries than it may have.
+    pub fn too_many(&self, most: u64, remedy: &'static str) -> UfsError {
+        let request = Request::new(Operation::List, &self.shared().label, self.prefix());
+        UfsError::Oversized { request, reason: format!("the store lists more than {most} entries there"), remedy }
     }
 
     /// Size, version and time of one object; one HEAD.

@@ -100,6 +100,7 @@ not_asked! {
     mount(MountRequest) -> MountReply;
     unmount(UnmountRequest) -> UnmountReply;
     update_mount(UpdateMountRequest) -> MountReply;
+    index_mount(IndexMountRequest) -> MountReply;
     submit_load(SubmitLoadRequest) -> Job;
     load_files(LoadFilesRequest) -> Self::LoadFilesStream;
     submit_export(SubmitExportRequest) -> Job;

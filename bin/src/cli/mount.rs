@@ -20,6 +20,7 @@ use self::clients::ClientArgs;
 pub(super) use self::credentials::CredentialArgs;
 pub use self::view::{MountView, print};
 use super::connect::{ClusterArgs, ResultArgs, new_request_id};
+use super::index::{Shown, follow};
 use crate::console;
 use crate::error::CliError;
 
@@ -70,6 +71,9 @@ pub struct MountArgs {
     /// Verify bucket and credentials, record nothing.
     #[arg(long, requires = "uri")]
     check: bool,
+    /// Wait until the mount is indexed: until the namespace has every object of the prefix.
+    #[arg(long, requires = "uri", conflicts_with = "check")]
+    index: bool,
     #[command(flatten)]
     result: ResultArgs,
 }
@@ -212,7 +216,7 @@ impl MountArgs {
                         --write-type fs-mode (the namespace, which can be written; the bucket follows it)";
             return Err(CliError::Usage(text.to_owned()));
         };
-        let (check_only, take_over) = (self.check, self.take_over);
+        let (check_only, take_over, is_awaited) = (self.check, self.take_over, self.index);
         let mount = self.mount(uri, write_type, settings);
         warn_if_unused(&mount);
         let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
@@ -232,7 +236,14 @@ impl MountArgs {
             }
         }
         let done = if check_only { "can be mounted at" } else { "is mounted at" };
-        self.result.show(&view, || view.say(&format!("{} {done} {}", view.mount.uri, view.mount.path)))
+        if is_awaited && self.result.json {
+            follow(self.result.cluster.masters().await?, &view.mount.path, Shown::Nothing).await?;
+        }
+        self.result.show(&view, || view.say(&format!("{} {done} {}", view.mount.uri, view.mount.path)))?;
+        if is_awaited && !self.result.json {
+            follow(self.result.cluster.masters().await?, &view.mount.path, Shown::Text).await?;
+        }
+        Ok(())
     }
 
     fn mount(&self, uri: String, write_type: WriteTypeArg, settings: UpdateMountRequest) -> Mount {

@@ -669,6 +669,10 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn index_mount(&self, _: Request<IndexMountRequest>) -> Result<Response<MountReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn submit_load(&self, _: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

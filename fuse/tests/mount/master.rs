@@ -541,6 +541,9 @@ impl Cluster for Master {
     async fn update_mount(&self, _: Request<wire::UpdateMountRequest>) -> Result<Response<wire::MountReply>, Status> {
         Err(Status::unimplemented("update_mount"))
     }
+    async fn index_mount(&self, _: Request<wire::IndexMountRequest>) -> Result<Response<wire::MountReply>, Status> {
+        Err(Status::unimplemented("index_mount"))
+    }
     async fn submit_load(&self, _: Request<wire::SubmitLoadRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("submit_load"))
     }

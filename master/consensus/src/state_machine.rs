@@ -475,7 +475,12 @@ mod tests {
                 ..ListedEntry::default()
             };
             let group = ListingGroup { upsert: (0..NAMES).map(listed).collect(), ..ListingGroup::default() };
-            kinds.push(Kind::Listing(ApplyListing { mount_id: 1, groups: vec![group], now_ns: 2 }));
+            kinds.push(Kind::Listing(ApplyListing {
+                mount_id: 1,
+                groups: vec![group],
+                now_ns: 2,
+                ..ApplyListing::default()
+            }));
         }
         let commands = kinds.into_iter().map(|kind| Command { command: Some(kind) }).collect();
         let before = database.get().raw().latest_sequence_number();

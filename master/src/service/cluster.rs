@@ -6,9 +6,9 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, FsckProgress, FsckRequest, GetJobRequest, HeartbeatReply,
-    HeartbeatRequest, HistoryPosition, Job, JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest,
-    ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, LoadFilesRequest, LostAction, Mount, MountReply,
-    MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
+    HeartbeatRequest, HistoryPosition, IndexMountRequest, Job, JobKind, JobList, KeyStatus, ListClaimsRequest,
+    ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, LoadFilesRequest, LostAction,
+    Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
     RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest,
     SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
     VendKeysRequest, VendedKeys, WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
@@ -176,6 +176,12 @@ impl Cluster for Services {
         let mount = self.mount_changes.update(request).await.or_status()?;
         let keys = self.key_status(&mount);
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), keys, ..MountReply::default() }))
+    }
+
+    async fn index_mount(&self, request: tonic::Request<IndexMountRequest>) -> Result<Response<MountReply>, Status> {
+        is_about(&request, |asked| asked.path.clone());
+        let mount = self.mount_changes.index(&request.get_ref().path).await.or_status()?;
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), ..MountReply::default() }))
     }
 
     async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {

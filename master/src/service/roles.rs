@@ -63,6 +63,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("Mount", OPERATORS),
             ("Unmount", OPERATORS),
             ("UpdateMount", OPERATORS),
+            ("IndexMount", OPERATORS),
             ("ListMounts", &[Worker, Client, Viewer, Operator, Admin]),
             // Workers fetch from buckets, and clients where no worker does.
             ("GetCredentials", &[Worker, Client]),
@@ -107,11 +108,12 @@ const TABLE: &[(&str, Methods)] = &[
 ];
 
 /// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
-const AUDITED: [&str; 23] = [
+const AUDITED: [&str; 24] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
     "UpdateMount",
+    "IndexMount",
     "GetCredentials",
     "VendKeys",
     "FreeContent",

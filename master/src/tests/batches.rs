@@ -161,7 +161,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             let directory = if a.is_multiple_of(2) { path } else { Vec::new() };
             let (upsert, remove) = (vec![listed(b), listed(c)], vec![name(d)]);
             let group = ListingGroup { directory, upsert, remove, listed_ns: now_ns, ..ListingGroup::default() };
-            Kind::Listing(ApplyListing { mount_id: 2, groups: vec![group], now_ns })
+            Kind::Listing(ApplyListing { mount_id: 2, groups: vec![group], now_ns, ..ApplyListing::default() })
         }
         35 => Kind::AdoptListing(AdoptListing {
             mount_id: 3,

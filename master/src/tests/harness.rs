@@ -262,7 +262,8 @@ impl TestMaster {
     pub async fn indexed(&self, mount: &Mount) {
         let id = mount.id;
         eventually(|| async move {
-            self.services().lookups.reader.read(move |tables| Ok(tables.index(id)?)).await.unwrap().is_some()
+            let index = self.services().lookups.reader.read(move |tables| Ok(tables.index(id)?)).await.unwrap();
+            index.is_some_and(|index| index.began_ns == 0)
         })
         .await;
     }

@@ -31,13 +31,13 @@ fn key() -> impl Strategy<Value = String> {
     })
 }
 
-fn keys() -> impl Strategy<Value = BTreeSet<String>> {
+pub fn keys() -> impl Strategy<Value = BTreeSet<String>> {
     let keys = prop::collection::btree_set(key(), 0..25);
     keys.prop_map(|keys| keys.into_iter().filter(|key| !key.is_empty()).collect())
 }
 
 /// What a file system must show for these keys.
-fn model<'a>(keys: impl Iterator<Item = (&'a str, u64, &'a str)>) -> Tree {
+pub fn model<'a>(keys: impl Iterator<Item = (&'a str, u64, &'a str)>) -> Tree {
     let mut tree = Tree::new();
     for (key, size, etag) in keys {
         let mut names: Vec<&str> = key.split('/').collect();
@@ -223,7 +223,12 @@ impl Fixture {
                 };
                 run(
                     &self.database,
-                    Kind::Listing(ApplyListing { mount_id: self.mount.id, groups: vec![group], now_ns: 1 }),
+                    Kind::Listing(ApplyListing {
+                        mount_id: self.mount.id,
+                        groups: vec![group],
+                        now_ns: 1,
+                        ..ApplyListing::default()
+                    }),
                 );
                 if cursor.is_none() {
                     break;

@@ -44,7 +44,7 @@ async fn names_that_lead_elsewhere_meanwhile_are_in_every_page_and_found() {
             ..ListedEntry::default()
         };
         let group = ListingGroup { upsert: (0..NAMES).map(entry).collect(), ..ListingGroup::default() };
-        let listing = ApplyListing { mount_id, groups: vec![group], now_ns: 1 };
+        let listing = ApplyListing { mount_id, groups: vec![group], now_ns: 1, ..ApplyListing::default() };
         proposer.propose(Command::Listing(listing)).await.unwrap();
     };
     replace(0).await;

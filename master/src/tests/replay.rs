@@ -49,7 +49,9 @@ fn any_command() -> impl Strategy<Value = Kind> {
         }),
         1 => (1u32..4).prop_map(|mount_id| Kind::RemoveMount(RemoveMount { mount_id, change: 0, discard: true })),
         8 => (1u32..4, prop::collection::vec(any_group(), 1..4))
-            .prop_map(|(mount_id, groups)| Kind::Listing(ApplyListing { mount_id, groups, now_ns: 3 })),
+            .prop_map(|(mount_id, groups)| {
+                Kind::Listing(ApplyListing { mount_id, groups, now_ns: 3, ..ApplyListing::default() })
+            }),
         2 => (0u8..3, 0u8..3).prop_map(|(uuid, port)| {
             let worker = Worker { data_address: format!("h:{port}"), ..Worker::default() };
             let (uuid, worker) = (Bytes::copy_from_slice(&[uuid; 16]), Some(worker));

@@ -6,7 +6,9 @@ mod access;
 use std::collections::HashMap;
 
 use cavern_proto::master::{CheckOpenRefsReply, CheckOpenRefsRequest, Extent, Quota, Quotas, Ttl, Ttls};
-use cavern_proto::record::{DeletionRecord, GarbageRecord, IntentRecord, QuotaRecord, Stray, TtlRecord, UsageRecord};
+use cavern_proto::record::{
+    DeletionRecord, GarbageRecord, IndexRange, IntentRecord, QuotaRecord, Stray, TtlRecord, UsageRecord,
+};
 use cavern_security::Identity;
 
 pub use access::{blocking_lock, clean_object, has_content, may_access, may_have_layout};
@@ -82,6 +84,11 @@ impl Tables<'_> {
             let ((_, path), inode) = row.entry()?;
             Ok((path.to_vec(), inode))
         })
+    }
+
+    /// The parts of a mount's keys that an index which runs has noted, by number.
+    pub fn index_ranges(&self, mount_id: u32) -> Result<Vec<IndexRange>> {
+        self.rows(schema::IndexRanges, mount_id).page(usize::MAX, |row| row.value())
     }
 
     /// Bytes of the blocks of each of these mounts. Of one that is gone nothing says so, but workers know its blocks by

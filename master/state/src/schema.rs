@@ -174,6 +174,8 @@ tables! { 'k;
     Secrets = Meta b"secrets", () => record::SecretsRecord;
     /// By mount.
     Indexes = Meta b"index", u32 => record::IndexRecord;
+    /// Parts of the keys of a mount that is being indexed, by mount and number.
+    IndexRanges = Meta b"ranges", (u32, u32) => record::IndexRange;
     /// Number of the last change of an fs-mode mount, by mount.
     LastChanges = Meta b"changed", u32 => u64;
     /// Ids of workers that were removed, by uuid.

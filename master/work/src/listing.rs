@@ -6,7 +6,8 @@
 //!   page by page.
 //! - A **single name** is checked ([`check`]) where waiting for a listing would be too long, or where the caller wants
 //!   to know now.
-//! - A whole mount is **indexed** ([`index`]) from one flat listing after it was made.
+//! - A whole mount is **indexed** ([`index`]) from flat listings, many at a time, after it was made, and when somebody
+//!   wants all of it compared.
 //! - What the bucket of an **fs-mode** mount had before ([`existing`], [`adopt`]) comes in by the same listings of
 //!   directories, and of such a mount each directory is listed once: from then on the namespace is the truth.
 //! - What the bucket **keeps** ([`stored_attributes`]) of the attributes of a file, in mounts that have it keep them,
@@ -14,10 +15,11 @@
 //! - Trees are **walked** ([`walk`]) for refreshes, usage and loads.
 //!
 //! Several of these may learn about the same name at the same time. The rule is: what was asked later wins. A listing
-//! that runs leaves alone what was checked after it began ([`Flight::record_check`]); a check whose question is older
-//! than the running listing is asked again; an index leaves a directory to its listing; and none of the latter two
-//! reaches the log after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended
-//! (`observed_ns`). Checks of the same name take turns ([`name_checks`]).
+//! that runs leaves alone what was checked after it began ([`Flight::record_check`]), and an index what was checked
+//! after its page was asked for ([`index::IndexRun`]); a check whose question is older than the running listing, or
+//! index, is asked again; an index leaves a directory to its listing; and neither checks nor indexes reach the log
+//! after a listing that began later has begun ([`crate::mounts::OpenMount::gate`]) or ended (`observed_ns`). Checks of
+//! the same name take turns ([`name_checks`]).
 
 pub mod adopt;
 mod check;
@@ -50,6 +52,7 @@ pub use default_attributes::DefaultAttributes;
 pub use listing_task::{Flight, Progress};
 pub use name_checks::CheckReason;
 
+use index::IndexRun;
 use name_checks::NameChecks;
 
 use crate::background::{TaskGroup, TaskList};
@@ -81,6 +84,11 @@ struct Inner {
     /// Of one directory, and of the index of a mount, at most.
     entries: u64,
     index_entries: u64,
+    /// LIST requests of the index of a mount, and bytes that it may have in memory.
+    index_streams: usize,
+    index_memory: u64,
+    /// Mounts that are being indexed, with what checks have to know of it once that has begun.
+    indexes: Mutex<HashMap<u32, Option<Arc<IndexRun>>>>,
     default_attributes: DefaultAttributes,
     cluster_id: Arc<str>,
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
@@ -109,6 +117,9 @@ impl Listings {
             concurrency,
             entries: config.master.listing_entries,
             index_entries: config.master.index_entries,
+            index_streams: config.master.index_streams,
+            index_memory: config.master.index_memory.bytes(),
+            indexes: Mutex::default(),
             default_attributes: DefaultAttributes::new(&config.fuse),
             cluster_id,
             flights: Mutex::default(),
@@ -201,6 +212,11 @@ impl Listings {
         mount.ufs.list(prefix, ListMode::Directory).at_most(self.0.entries, ENTRIES_REMEDY)
     }
 
+    /// The index of this mount that runs at the moment.
+    fn index_run(&self, mount_id: u32) -> Option<Arc<IndexRun>> {
+        self.0.indexes.lock().get(&mount_id).cloned().flatten()
+    }
+
     /// One of all that is in a mount, as far as `master.index_entries` goes.
     fn list_all(&self, mount: &OpenMount) -> Lister {
         mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive).at_most(self.0.index_entries, INDEX_REMEDY)
@@ -225,6 +241,15 @@ impl Listings {
     ) -> Result<T, WorkError> {
         let turn = self.0.requests.acquire().await;
         let _turn = turn.map_err(|_closed| WorkError::stopping())?;
+        self.sent(mount, send).await
+    }
+
+    /// Sends one request to a mount's bucket at once, and notes how it went.
+    async fn sent<T>(
+        &self,
+        mount: &OpenMount,
+        send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
+    ) -> Result<T, WorkError> {
         let answered = tokio::select! {
             answered = send => answered,
             () = mount.detached() => {

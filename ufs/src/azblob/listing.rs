@@ -121,12 +121,19 @@ mod tests {
 
     #[test]
     fn a_query_is_encoded_once() {
-        let request = ListRequest { prefix: "a b/+ü/", mode: ListMode::Directory, token: Some("x=/+"), limit: 10 };
+        let request = ListRequest {
+            prefix: "a b/+ü/",
+            mode: ListMode::Directory,
+            start_after: None,
+            token: Some("x=/+"),
+            limit: 10,
+        };
         assert_eq!(
             query(&request),
             "restype=container&comp=list&maxresults=10&delimiter=%2F&marker=x%3D%2F%2B&prefix=a%20b%2F%2B%C3%BC%2F"
         );
-        let request = ListRequest { prefix: "", mode: ListMode::Recursive, token: None, limit: 1000 };
+        let request =
+            ListRequest { prefix: "", mode: ListMode::Recursive, start_after: None, token: None, limit: 1000 };
         assert_eq!(query(&request), "restype=container&comp=list&maxresults=1000");
     }
 

@@ -31,6 +31,10 @@ pub(crate) fn query(request: &ListRequest<'_>) -> String {
     if !request.prefix.is_empty() {
         query.push_str(&format!("&prefix={}", encode(request.prefix)));
     }
+    // A token says where the next page begins.
+    if let Some(after) = request.start_after.filter(|_| request.token.is_none()) {
+        query.push_str(&format!("&start-after={}", encode(after)));
+    }
     query
 }
 
@@ -355,14 +359,24 @@ mod tests {
 
     #[test]
     fn a_query_is_encoded_once_and_ordered() {
-        let request = ListRequest { prefix: "a b/+ü/", mode: ListMode::Directory, token: Some("x=/+"), limit: 10 };
+        let request = ListRequest {
+            prefix: "a b/+ü/",
+            mode: ListMode::Directory,
+            start_after: None,
+            token: Some("x=/+"),
+            limit: 10,
+        };
         assert_eq!(
             query(&request),
             "continuation-token=x%3D%2F%2B&delimiter=%2F&encoding-type=url&list-type=2&max-keys=10\
              &prefix=a%20b%2F%2B%C3%BC%2F"
         );
-        let request = ListRequest { prefix: "", mode: ListMode::Recursive, token: None, limit: 1000 };
+        let request =
+            ListRequest { prefix: "", mode: ListMode::Recursive, start_after: None, token: None, limit: 1000 };
         assert_eq!(query(&request), "encoding-type=url&list-type=2&max-keys=1000");
+        let behind = ListRequest { prefix: "p/", start_after: Some("p/a b"), ..request };
+        assert_eq!(query(&behind), "encoding-type=url&list-type=2&max-keys=1000&prefix=p%2F&start-after=p%2Fa%20b");
+        assert!(!query(&ListRequest { token: Some("t"), ..behind }).contains("start-after"));
     }
 
     proptest! {

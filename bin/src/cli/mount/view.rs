@@ -62,6 +62,10 @@ fn status_view(status: &MountStatus) -> Value {
     json!({
         "indexing": status.indexing,
         "indexed_entries": status.indexed_entries,
+        // About, and of an index that runs: 0 where nothing tells.
+        "expected_entries": status.expected_entries,
+        "index_streams": status.index_streams,
+        "index_rate": status.index_rate,
         "hidden_keys": status.hidden_keys,
         "unlisted_directories": status.unlisted_directories,
         "incomplete_entries": status.incomplete_entries,

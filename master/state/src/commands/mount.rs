@@ -165,6 +165,7 @@ fn take_out(tx: &mut Transaction<'_>, mount: Mount) -> Result<Outcome> {
     tx.delete(schema::Mounts, mount.id);
     tx.delete(schema::LastChanges, mount.id);
     tx.delete(schema::Indexes, mount.id);
+    tx.delete_all(schema::IndexRanges, mount.id);
     existing::forget(tx, mount.id);
     let mut at = mount.root_inode;
     let mut above_mount = false;

@@ -35,11 +35,28 @@ pub fn apply_listing(tx: &mut Transaction<'_>, listing: &ApplyListing) -> Result
         if group.listed_ns != 0
             && let Some(mut record) = tx.inode(directory)?
         {
-            record.listed_ns = group.listed_ns;
+            // What was observed while others listed the directory makes it no older than their listing has.
+            let at_least = if group.observed_ns == 0 { i64::MIN } else { record.listed_ns };
+            record.listed_ns = group.listed_ns.max(at_least);
             tx.put_inode(directory, record);
         }
     }
+    put_ranges(tx, listing)?;
     Ok(counts)
+}
+
+/// Takes down how far ranges of an index are, if it still runs.
+fn put_ranges(tx: &mut Transaction<'_>, listing: &ApplyListing) -> Result {
+    let ApplyListing { mount_id, ranges, index_began_ns, .. } = listing;
+    if ranges.is_empty() || *index_began_ns == 0 {
+        return Ok(());
+    }
+    if tx.before().index(*mount_id)?.is_some_and(|index| index.began_ns == *index_began_ns) {
+        for range in ranges {
+            tx.put(schema::IndexRanges, (*mount_id, range.number), range);
+        }
+    }
+    Ok(())
 }
 
 /// The directory of a group, made if it may be.
@@ -180,6 +197,8 @@ pub fn put_index(tx: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome> {
         && !tx.before().has_unlisted(put.mount_id, &[])?
     {
         tx.put(schema::Indexes, put.mount_id, index);
+        // An index begins, or ends.
+        tx.delete_all(schema::IndexRanges, put.mount_id);
         if index.finished_ns != 0 {
             existing::forget_identities(tx, put.mount_id);
         }

@@ -125,6 +125,16 @@ impl Listings {
         {
             return Ok(false);
         }
+        let index = self.index_run(mount.id());
+        let _page = match &index {
+            Some(index) => Some(index.step.write().await),
+            None => None,
+        };
+        if let Some(index) = &index
+            && !index.record_check(place.inode, name, asked_ns)?
+        {
+            return Ok(false);
+        }
         let (directory, looked_up, wanted) = (place.inode, name.clone(), listed.clone());
         let is_known = self.0.reader.read(move |tables| {
             let Some(dentry) = tables.dentry(directory, &looked_up)? else { return Ok(wanted.is_none()) };

@@ -1,328 +1,529 @@
-//! The index of a mount: one flat listing of its whole prefix, which fills directories that were never listed.
+//! The index of a mount: flat listings of parts of its keys, many at a time, and the difference to the namespace, page
+//! by page.
 //!
-//! In a flat listing everything below a directory comes in one piece, so one frame per level of the current key is all
-//! that must be remembered; when a directory is left behind, it is complete, and is marked as listed. Directories that
-//! somebody has listed, or is just listing, are left to that. Marked are only directories that this run found empty or
-//! made: elsewhere names could be left over that the bucket no longer has, and only a real listing finds those.
+//! It begins with one range of all keys. While the store gives more for more requests ([`width`]), a range that is
+//! being listed is cut: at the directories that it has, if there are several, else in the middle of what is left of its
+//! key space ([`split`]). How deep the directories are makes no difference, nor how many keys each has. The pages of a
+//! range are taken in by their order, and ranges in any ([`range`]); each page says all about the keys between two of
+//! them ([`page`]). So an index adds what is missing, replaces what differs and takes away what the bucket does not
+//! have, and programs read meanwhile.
 //!
-//! A listing that [restarts](ListPage::restarts), since its bucket lists in no order, adds what was missing to the
-//! directories that were marked already.
+//! How far each range is, is noted with its pages, so a master that leads next goes on with all of them. Directories
+//! that lie in one range as a whole are marked as listed when they have been passed; those that were cut, at the end.
+//! What was asked later than a page wins ([`run`]); directories that are being listed are left to that.
 //!
-//! A page that fails is asked for again, with a growing pause. A master that is restarted in the middle begins anew
-//! and proposes only what is missing; so does one whose log does not take a page.
+//! A store that lists in no order, or from the beginning only, has all keys listed in one stream, from the beginning
+//! after each failure of the master.
 
-use std::collections::HashSet;
+mod page;
+mod range;
+mod run;
+mod split;
+mod width;
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
 use cavern_conf::backoff;
-use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{IndexRecord, InodeRecord, ListingGroup, PutIndex};
-use cavern_state::records::version;
-use cavern_state::{EntryVersion, Tables};
-use cavern_ufs::{ListPage, Listed, Lister, is_name};
-use futures::FutureExt as _;
+use cavern_proto::record::{IndexRange, IndexRecord, ListingGroup, PutIndex};
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use tokio::time::Instant;
 
-use super::Listings;
-use super::diff::listed_entry;
+use self::page::{Path, paths_above};
+use self::range::{Beside, Context, Failure, Range, Taken};
+use self::width::StreamWidth;
+use super::{INDEX_REMEDY, Listings};
 use crate::background::{BackgroundTask, Next, Pace};
 use crate::error::WorkError;
 use crate::mounts::OpenMount;
 
-/// A directory of the current key's path.
-struct Frame {
-    name: Bytes,
-    state: FrameState,
+pub use self::run::IndexRun;
+
+/// Ranges of one index at most, those that are done included.
+const RANGES_MAX: usize = 1024;
+/// Memory that a page takes at least, as it is counted.
+const PAGE_BYTES: usize = 1 << 20;
+/// Paths of one command that marks directories.
+const MARKS: usize = 100;
+
+/// A range, after a page of it.
+type Advance = BoxFuture<'static, (Box<Range>, Result<Taken, Failure>)>;
+
+/// The ranges of an index that runs.
+struct Running {
+    context: Context,
+    began: Instant,
+    /// Entries that were noted then.
+    began_entries: u64,
+    waiting: VecDeque<Box<Range>>,
+    listed: FuturesUnordered<Advance>,
+    width: StreamWidth,
+    /// Entries and hidden keys of each range so far, and about how many entries it will have.
+    counts: BTreeMap<u32, Counts>,
+    next_number: u32,
+    /// Where keys were cut.
+    cuts: Vec<String>,
+    /// Directories were left to others before this master led, and it is not known which.
+    has_left_alone: bool,
+    /// The directories of the mount were asked for.
+    knows_directories: bool,
+    /// Bytes of the largest page.
+    page_bytes: usize,
+    /// What the last index has counted; 0 for the first.
+    before: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FrameState {
-    /// Empty or not there when this run came to it: ours to fill and to mark.
-    Ours,
-    /// Has entries from before: filled, but not marked.
-    Shared,
-    /// Listed already, or being listed, or below a listed directory that does not have it.
-    Skipped,
-}
-
-struct Run {
-    /// From the mount's root, whose name is empty.
-    frames: Vec<Frame>,
-    root: u64,
-    began_ns: i64,
+/// An index whose ranges are all done.
+struct End {
+    context: Context,
     entries: u64,
     hidden: u64,
+    cut_directories: Vec<Path>,
+    ranges: usize,
+    took: Duration,
 }
 
-/// The index of a mount, page by page.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    entries: u64,
+    hidden: u64,
+    expected: Option<f64>,
+    is_done: bool,
+}
+
+/// The index of a mount.
 struct Indexing {
     listings: Listings,
     mount: Arc<OpenMount>,
-    /// How far it is; `None` before it begins, or begins anew.
-    reached: Option<(Lister, Run)>,
+    /// `None` before it begins, or goes on from what is noted.
+    running: Option<Running>,
     has_failed: bool,
+    /// Nobody else may begin.
+    is_claimed: bool,
+}
+
+impl Drop for Indexing {
+    fn drop(&mut self) {
+        self.release();
+    }
 }
 
 impl Indexing {
-    /// Takes the next page in.
+    /// The index is over: others may begin one.
+    fn release(&mut self) {
+        if std::mem::take(&mut self.is_claimed) {
+            self.listings.0.indexes.lock().remove(&self.mount.id());
+        }
+    }
+
+    /// Begins as many requests as there may be, and takes in what the next one answers.
     async fn step(&mut self) -> Result<Next, WorkError> {
-        let Self { listings, mount, reached, has_failed } = self;
-        if *has_failed {
-            let current = match listings.0.mounts.get(mount.id()) {
+        if self.has_failed {
+            let current = match self.listings.0.mounts.get(self.mount.id()) {
                 Err(error) if error.is_not_found() => return Ok(Next::End),
                 current => current?,
             };
             // The options that it was begun with failed, and are others by now.
-            if !Arc::ptr_eq(mount, &current) {
-                (*mount, *reached) = (current, None);
+            if !Arc::ptr_eq(&self.mount, &current) {
+                (self.mount, self.running) = (current, None);
             }
         }
-        *has_failed = true;
-        let begun = match reached.take() {
-            None => listings.begin_index(mount).await?,
-            reached => reached,
+        self.has_failed = true;
+        if self.running.is_none() {
+            self.running = self.listings.begin_index(&self.mount).await?;
+        }
+        let Some(running) = &mut self.running else { return Ok(Next::End) };
+        running.check_size()?;
+        let Some((range, taken)) = running.next().await else {
+            let end = running.end();
+            self.listings.finish_index(&end).await?;
+            self.release();
+            end.context.mount.set_index(false, end.entries, end.hidden, 0);
+            return Ok(Next::End);
         };
-        let Some((mut lister, mut run)) = begun else { return Ok(Next::End) };
-        let page = match listings.next_page(mount, &mut lister).await {
-            Ok(page) => page,
-            Err(error) => {
-                *reached = Some((lister, run));
+        match running.take(range, taken).await {
+            Ok(()) => {}
+            Err(Failure::Bucket(error)) => return Err(error),
+            Err(Failure::Log(error)) => {
+                self.stop().await;
                 return Err(error);
             }
-        };
-        let is_last = page.is_none();
-        if !listings.index_page(mount, &mut run, page).await? {
-            return Ok(Next::End);
+            Err(Failure::Unsuitable) => {
+                self.stop().await;
+                self.listings.list_in_one_stream(&self.mount).await?;
+            }
+            Err(Failure::Gone) => return Ok(Next::End),
         }
-        mount.set_index(!is_last, run.entries, run.hidden, 0);
-        if is_last {
-            return listings.finish_index(mount, &run).await.map(|()| Next::End);
-        }
-        (*reached, *has_failed) = (Some((lister, run)), false);
+        self.has_failed = false;
         Ok(Next::More)
+    }
+
+    /// Has it go on from what is noted, once what is under way is over.
+    async fn stop(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            while running.listed.next().await.is_some() {}
+        }
     }
 }
 
+impl Running {
+    /// The next range of which a page was taken in, or failed to be; `None` when all are done.
+    async fn next(&mut self) -> Option<(Box<Range>, Result<Taken, Failure>)> {
+        while self.listed.len() < self.width.current()
+            && let Some(mut range) = self.waiting.pop_front()
+        {
+            let beside = self.beside(&range);
+            let context = self.context.clone();
+            let advance = async move {
+                range::rest(range.failures).await;
+                let taken = range.advance(&context, beside).await;
+                (range, taken)
+            };
+            self.listed.push(advance.boxed());
+        }
+        self.listed.next().await
+    }
+
+    /// What is to be asked for beside the next page of a range: where it can be cut, if there may be more requests than
+    /// ranges.
+    fn beside(&mut self, range: &Range) -> Beside {
+        let has_room = self.listed.len() + self.waiting.len() + 1 < self.width.current();
+        if !has_room || range.pages == 0 || !range.is_part() || self.counts.len() >= RANGES_MAX {
+            return Beside::Nothing;
+        }
+        if !self.knows_directories {
+            self.knows_directories = true;
+            return Beside::Directories;
+        }
+        range.middle().map_or(Beside::Nothing, Beside::Behind)
+    }
+
+    /// Notes what became of a page.
+    async fn take(&mut self, mut range: Box<Range>, taken: Result<Taken, Failure>) -> Result<(), Failure> {
+        let (now, busy) = (Instant::now(), self.listed.len());
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(Failure::Bucket(error)) => {
+                if range::is_refusal(&error) {
+                    self.width.refused(busy, now);
+                }
+                range.failures += 1;
+                // The others go on.
+                let is_refused = range.failures == 1 && range::is_refusal(&error);
+                self.waiting.push_back(range);
+                return if is_refused { Ok(()) } else { Err(Failure::Bucket(error)) };
+            }
+            Err(failure) => return Err(failure),
+        };
+        range.failures = 0;
+        if !taken.waited.is_zero() {
+            self.width.answered(taken.keys, taken.waited, busy, now);
+        }
+        if taken.bytes > self.page_bytes {
+            self.page_bytes = taken.bytes;
+            self.width.limit(streams(&self.context.listings, self.page_bytes));
+        }
+        let room = RANGES_MAX.saturating_sub(self.counts.len()).min(2 * self.width.current());
+        let behind = range.cut_by(&self.context, taken.cuts, self.next_number, room);
+        if !behind.is_empty() {
+            let all = behind.iter().map(|behind| behind.record(false));
+            let noted: Vec<IndexRange> = all.chain([range.record(false)]).collect();
+            self.context.propose(Vec::new(), noted).await.map_err(Failure::Log)?;
+        }
+        self.count(&range, taken.is_done);
+        for range in behind {
+            self.next_number = self.next_number.max(range.number + 1);
+            self.cuts.push(range.bounds.after.clone());
+            self.count(&range, false);
+            self.waiting.push_back(Box::new(range));
+        }
+        if !taken.is_done {
+            self.waiting.push_back(range);
+        }
+        self.show();
+        Ok(())
+    }
+
+    fn count(&mut self, range: &Range, is_done: bool) {
+        let (entries, hidden, expected) = (range.entries(), range.hidden(), range.expected());
+        self.counts.insert(range.number, Counts { entries, hidden, expected, is_done });
+    }
+
+    fn entries(&self) -> u64 {
+        self.counts.values().map(|counts| counts.entries).sum()
+    }
+
+    fn hidden(&self) -> u64 {
+        self.counts.values().map(|counts| counts.hidden).sum()
+    }
+
+    /// About how many entries there will be: as many as the last index had, or what the ranges lead to expect. 0 where
+    /// nothing tells.
+    fn expected(&self) -> u64 {
+        let entries = self.entries();
+        if self.before > 0 {
+            return self.before.max(entries);
+        }
+        let known = |counts: &Counts| if counts.is_done { Some(counts.entries as f64) } else { counts.expected };
+        let sizes: Vec<f64> = self.counts.values().filter_map(known).collect();
+        // A range without an end is taken to be as the others are; at least half of them must be known.
+        if sizes.len() * 2 <= self.counts.len() {
+            return 0;
+        }
+        let mean = sizes.iter().sum::<f64>() / sizes.len() as f64;
+        ((mean * self.counts.len() as f64) as u64).max(entries)
+    }
+
+    fn show(&self) {
+        let counted = (self.entries(), self.hidden());
+        let seconds = self.began.elapsed().as_secs_f64().max(0.001);
+        let rate = counted.0.saturating_sub(self.began_entries) as f64 / seconds;
+        self.context.mount.set_index_progress(counted, self.expected(), self.listed.len(), rate as u64);
+    }
+
+    /// A store may list for ever.
+    fn check_size(&self) -> Result<(), WorkError> {
+        let Context { listings, mount, .. } = &self.context;
+        let most = listings.0.index_entries;
+        if self.entries() + self.hidden() <= most {
+            return Ok(());
+        }
+        let error = WorkError::Ufs(mount.ufs.too_many(most, INDEX_REMEDY));
+        mount.failed(&error);
+        Err(error)
+    }
+
+    /// What is left of it when all ranges are done.
+    fn end(&self) -> End {
+        End {
+            context: self.context.clone(),
+            entries: self.entries(),
+            hidden: self.hidden(),
+            cut_directories: self.cut_directories(),
+            ranges: self.counts.len(),
+            took: self.began.elapsed(),
+        }
+    }
+
+    /// Directories that were cut, the root among them, as far as all ranges have them complete.
+    fn cut_directories(&self) -> Vec<Path> {
+        if self.has_left_alone {
+            return Vec::new();
+        }
+        let above = self.cuts.iter().flat_map(|cut| paths_above(cut));
+        let paths: HashSet<Path> = above.chain([Path::new()]).collect();
+        paths.into_iter().filter(|path| !self.context.run.is_left_alone(path)).collect()
+    }
+}
+
+/// Requests that there is memory for, when a page takes so much.
+fn streams(listings: &Listings, page_bytes: usize) -> usize {
+    let memory = usize::try_from(listings.0.index_memory).unwrap_or(usize::MAX);
+    (memory / 4 * 3 / page_bytes.max(PAGE_BYTES)).clamp(1, listings.0.index_streams)
+}
+
 impl Listings {
-    /// Indexes a mount in the background, unless that was done before.
+    /// Indexes a mount in the background, unless that was done before, or goes on with what was begun.
     pub fn start_index(&self, mount: Arc<OpenMount>) {
+        if self.claim_index(&mount) {
+            self.spawn_index(mount);
+        }
+    }
+
+    /// Compares all of a cache-mode mount with its bucket in the background, unless it is being indexed.
+    ///
+    /// # Errors
+    /// [`WorkError::Refused`] for an fs-mode mount, and that the log takes no proposals.
+    pub async fn restart_index(&self, mount: Arc<OpenMount>) -> Result<(), WorkError> {
+        let id = mount.id();
+        if mount.is_fs_mode() {
+            let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?;
+            return match index {
+                Some(index) if index.finished_ns == 0 => Ok(()),
+                _ => Err(WorkError::Refused(format!(
+                    "the namespace says what is in {}, and its prefix was indexed when it was mounted: `cv refresh {}` \
+                     takes in what others have changed there",
+                    mount.mount.path, mount.mount.path
+                ))),
+            };
+        }
+        if !self.claim_index(&mount) {
+            return Ok(());
+        }
+        let begun = async {
+            let before = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
+            if before.began_ns == 0 && before.finished_ns != 0 {
+                self.put_index(
+                    id,
+                    IndexRecord { began_ns: self.0.reader.clock().now_ns(), one_stream: false, ..before },
+                )
+                .await?;
+            }
+            Ok::<_, WorkError>(())
+        };
+        match begun.await {
+            Ok(()) => self.spawn_index(mount),
+            Err(error) => {
+                self.0.indexes.lock().remove(&id);
+                mount.set_index(false, 0, 0, 0);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nobody indexes a mount: from now on, whoever asks does.
+    fn claim_index(&self, mount: &OpenMount) -> bool {
+        let mut indexes = self.0.indexes.lock();
+        if indexes.contains_key(&mount.id()) {
+            return false;
+        }
+        indexes.insert(mount.id(), None);
+        mount.set_index(true, 0, 0, 0);
+        true
+    }
+
+    fn spawn_index(&self, mount: Arc<OpenMount>) {
         let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(backoff::INDEX.first));
-        let indexing = Indexing { listings: self.clone(), mount, reached: None, has_failed: false };
+        let indexing = Indexing { listings: self.clone(), mount, running: None, has_failed: false, is_claimed: true };
         let task = task.with_backoff(backoff::INDEX);
         self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 
-    /// Where the index of a mount begins; `None` when it was made before.
-    async fn begin_index(&self, mount: &OpenMount) -> Result<Option<(Lister, Run)>, WorkError> {
-        let id = mount.id();
-        if let Some(done) = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await? {
-            mount.set_index(false, done.entries, done.hidden_keys, 0);
-            return Ok(None);
-        }
-        mount.set_index(true, 0, 0, 0);
-        let (root, began_ns) = (mount.mount.root_inode, self.0.reader.clock().now_ns());
-        let run = Run { frames: Vec::new(), root, began_ns, entries: 0, hidden: 0 };
-        Ok(Some((self.list_all(mount), run)))
+    async fn put_index(&self, mount_id: u32, index: IndexRecord) -> Result<(), WorkError> {
+        self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id, index: Some(index) })).await?;
+        Ok(())
     }
 
-    /// Records that a mount is indexed.
-    async fn finish_index(&self, mount: &OpenMount, run: &Run) -> Result<(), WorkError> {
-        let (mount_id, path, entries, hidden) = (mount.id(), &mount.mount.path, run.entries, run.hidden);
-        if hidden > 0 {
+    /// Begins the index of a mount, or goes on from what is noted of it; `None` when it is done.
+    async fn begin_index(&self, mount: &Arc<OpenMount>) -> Result<Option<Running>, WorkError> {
+        let id = mount.id();
+        let read = self.0.reader.read(move |tables| Ok((tables.index(id)?, tables.index_ranges(id)?)));
+        let (index, noted) = read.await?;
+        let mut index = index.unwrap_or_default();
+        if index.began_ns == 0 && index.finished_ns != 0 {
+            mount.set_index(false, index.entries, index.hidden_keys, 0);
+            return Ok(None);
+        }
+        let is_new = index.began_ns == 0;
+        if is_new {
+            index.began_ns = self.0.reader.clock().now_ns().max(1);
+        }
+        let absent_max = usize::try_from(self.0.index_memory / 4).unwrap_or(usize::MAX);
+        let run = Arc::new(IndexRun::new(index.began_ns, absent_max));
+        self.0.indexes.lock().insert(id, Some(run.clone()));
+        // Whoever has asked before, and does not know of this index, is waited for.
+        drop(mount.gate.write().await);
+        if is_new {
+            self.put_index(id, index).await?;
+        }
+        let can = mount.ufs.capabilities();
+        let is_one_stream = index.one_stream || !can.start_after || !can.ordered_listings;
+        let context = Context { listings: self.clone(), mount: mount.clone(), run };
+        let now = Instant::now();
+        let mut running = Running {
+            width: StreamWidth::new(streams(self, PAGE_BYTES), now),
+            began: now,
+            began_entries: noted.iter().map(|range| range.entries).sum(),
+            waiting: VecDeque::new(),
+            listed: FuturesUnordered::new(),
+            counts: BTreeMap::new(),
+            next_number: 0,
+            cuts: Vec::new(),
+            has_left_alone: noted.iter().any(|range| range.left_alone),
+            knows_directories: !noted.is_empty(),
+            page_bytes: PAGE_BYTES,
+            before: index.entries,
+            context,
+        };
+        if is_one_stream {
+            running.waiting.push_back(Box::new(Range::whole(&running.context)));
+        } else {
+            let first = [IndexRange::default()];
+            running.go_on(if noted.is_empty() { &first[..] } else { &noted[..] });
+        }
+        running.show();
+        Ok(Some(running))
+    }
+
+    /// The store cannot list parts of the mount: it is listed as a whole, from the beginning.
+    async fn list_in_one_stream(&self, mount: &OpenMount) -> Result<(), WorkError> {
+        let id = mount.id();
+        let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
+        let path = &mount.mount.path;
+        tracing::info!(mount = path, "the store cannot list parts of the prefix in order: it is listed in one stream");
+        let began_ns = self.0.reader.clock().now_ns().max(1);
+        self.put_index(id, IndexRecord { began_ns, one_stream: true, ..index }).await
+    }
+
+    /// Marks the directories that were cut, and records that the mount is indexed.
+    async fn finish_index(&self, end: &End) -> Result<(), WorkError> {
+        let End { context: Context { mount, run, .. }, entries, hidden, .. } = end;
+        let path = &mount.mount.path;
+        self.mark_cut_directories(end).await?;
+        if *hidden > 0 {
             tracing::warn!(
                 mount = path,
                 hidden,
                 "some keys cannot be file names and are not shown (see docs/semantics.md)"
             );
         }
-        let finished_ns = self.0.reader.clock().now_ns();
-        let index = IndexRecord { finished_ns, entries, hidden_keys: hidden, ..IndexRecord::default() };
-        self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id, index: Some(index) })).await?;
-        tracing::info!(mount = path, entries, "the index is complete");
+        let finished_ns = self.0.reader.clock().now_ns().max(run.began_ns);
+        let index = IndexRecord { finished_ns, entries: *entries, hidden_keys: *hidden, ..IndexRecord::default() };
+        self.put_index(mount.id(), index).await?;
+        let (ranges, seconds) = (end.ranges, end.took.as_secs());
+        tracing::info!(mount = path, entries, ranges, seconds, "the index is complete");
         Ok(())
     }
 
-    /// Takes one page in, or the end; false when the mount is gone.
-    async fn index_page(&self, mount: &OpenMount, run: &mut Run, page: Option<ListPage>) -> Result<bool, WorkError> {
-        let id = mount.id();
-        let prefix = mount.ufs.prefix().to_owned();
-        let _gate = mount.gate.read().await;
-        let listing: HashSet<u64> = self.0.flights.lock().keys().copied().collect();
-        let mut taken = Run { frames: std::mem::take(&mut run.frames), ..*run };
-        let groups;
-        (taken, groups) = self
-            .0
-            .reader
-            .read(move |tables| {
-                if tables.mount(id)?.is_none() {
-                    return Ok((taken, None));
+    async fn mark_cut_directories(&self, end: &End) -> Result<(), WorkError> {
+        let Context { mount, run, .. } = &end.context;
+        let (root, began_ns) = (mount.mount.root_inode, run.began_ns);
+        let mut paths = end.cut_directories.clone();
+        while !paths.is_empty() {
+            let now = paths.split_off(paths.len().saturating_sub(MARKS));
+            let _gate = mount.gate.read().await;
+            let listing: HashSet<u64> = self.0.flights.lock().keys().copied().collect();
+            let groups = self.0.reader.read(move |tables| {
+                let mut groups = Vec::new();
+                for path in now {
+                    let Some(inode) = page::directory_at(tables, root, &path)? else { continue };
+                    let listed_ns = tables.inode(inode)?.map_or(0, |record| record.listed_ns);
+                    if listed_ns < began_ns && !listing.contains(&inode) {
+                        groups.push(ListingGroup {
+                            directory: path,
+                            listed_ns: began_ns,
+                            expect_inode: inode,
+                            observed_ns: began_ns,
+                            ..ListingGroup::default()
+                        });
+                    }
                 }
-                let mut groups = Groups { tables, run: &mut taken, listing: &listing, groups: Vec::new() };
-                match page {
-                    Some(page) => groups.page(&page, &prefix)?,
-                    None => groups.leave(0)?,
-                }
-                let groups = groups.groups;
-                Ok((taken, Some(groups)))
-            })
-            .await?;
-        *run = taken;
-        let Some(groups) = groups else { return Ok(false) };
-        if !groups.is_empty() {
-            self.propose_listing(id, groups).await?;
+                Ok(groups)
+            });
+            end.context.propose(groups.await?, Vec::new()).await?;
         }
-        Ok(true)
+        Ok(())
     }
 }
 
-/// What one page adds to the log.
-struct Groups<'a> {
-    tables: Tables<'a>,
-    run: &'a mut Run,
-    /// Directories that are being listed.
-    listing: &'a HashSet<u64>,
-    groups: Vec<ListingGroup>,
-}
-
-impl Groups<'_> {
-    fn page(&mut self, page: &ListPage, prefix: &str) -> Result<(), WorkError> {
-        if page.restarts {
-            self.run.frames.clear();
-            (self.run.entries, self.run.hidden) = (0, 0);
-        }
-        if self.run.frames.is_empty() {
-            self.enter(Bytes::new())?;
-        }
-        self.run.hidden += page.hidden;
-        for object in &page.objects {
-            let Some(key) = object.key.strip_prefix(prefix) else { continue };
-            if key.is_empty() {
-                continue;
-            }
-            let mut names: Vec<&[u8]> = key.as_bytes().split(|byte| *byte == b'/').collect();
-            let file = names.pop().filter(|name| !name.is_empty());
-            // The directories above a component that cannot be shown are there all the same.
-            let shown = names.iter().take_while(|name| is_name(name)).count();
-            let is_hidden = shown < names.len() || file.is_some_and(|name| !is_name(name));
-            self.go_to(&names[..shown])?;
-            if is_hidden {
-                self.run.hidden += 1;
-                continue;
-            }
-            if let Some(name) = file {
-                self.run.entries += 1;
-                self.add(Bytes::copy_from_slice(name), Listed::of(object))?;
+impl Running {
+    /// Goes on with ranges as they are noted.
+    fn go_on(&mut self, noted: &[IndexRange]) {
+        for noted in noted {
+            self.next_number = self.next_number.max(noted.number + 1);
+            let range = Range::new(&self.context, noted);
+            // Directories that are open at the position of a range are cut by that, too.
+            let cuts = [&noted.after, &noted.position].into_iter().filter(|cut| !cut.is_empty());
+            self.cuts.extend(cuts.cloned());
+            self.count(&range, noted.done);
+            if !noted.done {
+                self.waiting.push_back(Box::new(range));
             }
         }
-        Ok(())
-    }
-
-    /// Leaves directories that the key is not in, and enters those that it is in.
-    fn go_to(&mut self, names: &[&[u8]]) -> Result<(), WorkError> {
-        let inside = self.run.frames[1..].iter().zip(names).take_while(|(frame, name)| frame.name == **name).count();
-        self.leave(inside + 1)?;
-        for name in &names[inside..] {
-            let name = Bytes::copy_from_slice(name);
-            self.run.entries += 1;
-            self.add(name.clone(), Listed::Directory)?;
-            self.enter(name)?;
-        }
-        Ok(())
-    }
-
-    /// Keeps `depth` frames; the directories of the others are complete.
-    fn leave(&mut self, depth: usize) -> Result<(), WorkError> {
-        while self.run.frames.len() > depth {
-            if self.run.frames.last().is_some_and(|frame| frame.state == FrameState::Ours) {
-                let began_ns = self.run.began_ns;
-                self.group().listed_ns = began_ns;
-            }
-            self.run.frames.pop();
-        }
-        Ok(())
-    }
-
-    fn enter(&mut self, name: Bytes) -> Result<(), WorkError> {
-        let above = self.run.frames.last().map(|frame| frame.state);
-        self.run.frames.push(Frame { name, state: FrameState::Skipped });
-        let state = match self.current_inode()? {
-            // A listed directory would have had it; a skipped one is not ours to know.
-            None if above == Some(FrameState::Skipped) => FrameState::Skipped,
-            None => FrameState::Ours,
-            Some(inode) => match self.tables.inode(inode)? {
-                _ if self.listing.contains(&inode) => FrameState::Skipped,
-                Some(record) if self.is_listed(&record) => FrameState::Skipped,
-                _ if self.tables.is_empty(inode)? => FrameState::Ours,
-                _ => FrameState::Shared,
-            },
-        };
-        if let Some(frame) = self.run.frames.last_mut() {
-            frame.state = state;
-        }
-        Ok(())
-    }
-
-    /// Adds an entry to the current directory, unless it is known or the directory is not ours to fill.
-    fn add(&mut self, name: Bytes, listed: Listed) -> Result<(), WorkError> {
-        let state = self.run.frames.last().map(|frame| frame.state);
-        if state == Some(FrameState::Skipped) {
-            return Ok(());
-        }
-        if let Some(inode) = self.current_inode()? {
-            let record = self.tables.inode(inode)?;
-            if self.listing.contains(&inode) || record.is_some_and(|record| self.is_listed(&record)) {
-                if let Some(frame) = self.run.frames.last_mut() {
-                    frame.state = FrameState::Skipped;
-                }
-                return Ok(());
-            }
-            if self.is_known(inode, &name, &listed)? {
-                return Ok(());
-            }
-        }
-        self.group().upsert.push(listed_entry(name, listed));
-        Ok(())
-    }
-
-    /// Whether others have listed a directory. One that this run has marked may lack names when the listing restarts.
-    fn is_listed(&self, record: &InodeRecord) -> bool {
-        record.listed_ns != 0 && record.listed_ns != self.run.began_ns
-    }
-
-    /// Whether the namespace has the entry already. A directory is never replaced by an object here: the directory may
-    /// have won over it, and if it is gone, its parent's listing will say so.
-    fn is_known(&self, directory: u64, name: &[u8], listed: &Listed) -> Result<bool, WorkError> {
-        let Some(dentry) = self.tables.dentry(directory, name)? else { return Ok(false) };
-        Ok(match listed {
-            _ if dentry.kind() == Kind::Directory => true,
-            Listed::Directory => false,
-            Listed::File { size, mtime_ns, etag } => self.tables.inode(dentry.inode)?.is_some_and(|record| {
-                record.mtime_ns == *mtime_ns && version(&record) == EntryVersion { etag: etag.clone(), size: *size }
-            }),
-        })
-    }
-
-    /// The inode of the current directory, if the namespace has it.
-    fn current_inode(&self) -> Result<Option<u64>, WorkError> {
-        let mut inode = self.run.root;
-        for frame in self.run.frames.iter().skip(1) {
-            match self.tables.dentry(inode, &frame.name)? {
-                Some(dentry) if dentry.kind() == Kind::Directory => inode = dentry.inode,
-                _ => return Ok(None),
-            }
-        }
-        Ok(Some(inode))
-    }
-
-    /// The group of the current directory: the last one, or a new one.
-    fn group(&mut self) -> &mut ListingGroup {
-        let path: Vec<Bytes> = self.run.frames.iter().skip(1).map(|frame| frame.name.clone()).collect();
-        if self.groups.last().is_none_or(|last| last.directory != path) {
-            let observed_ns = self.run.began_ns;
-            self.groups.push(ListingGroup { directory: path, observed_ns, ..ListingGroup::default() });
-        }
-        let last = self.groups.len() - 1;
-        &mut self.groups[last]
     }
 }

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use cavern_consensus::Proposer;
+use cavern_proto::master::Mount;
 
+use super::attach::{normalized, not_mounted};
 use super::claim::{Claims, TakeOver};
+use crate::error::WorkError;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
 
@@ -15,6 +18,21 @@ pub struct MountChanges {
     pub persistence: Arc<Persistence>,
     pub proposer: Proposer,
     pub claims: Claims,
+}
+
+impl MountChanges {
+    /// Has all of a mount compared with its bucket in the background, unless it is being indexed.
+    ///
+    /// # Errors
+    /// [`WorkError::NotFound`] where nothing is mounted, [`WorkError::Refused`] for an fs-mode mount that is indexed.
+    pub async fn index(&self, path: &str) -> Result<Mount, WorkError> {
+        let path = normalized(path)?;
+        let (_, mounts) = self.lookups.mounts.table()?;
+        let mount = mounts.iter().find(|mount| mount.path == path).ok_or_else(|| not_mounted(&path))?;
+        let open = self.lookups.mounts.get(mount.id)?;
+        self.lookups.listings.restart_index(open.clone()).await?;
+        Ok(open.mount.clone())
+    }
 }
 
 /// What is to be done about a mount request.

@@ -138,6 +138,16 @@ impl OpenMount {
         let status = &mut self.health.lock().status;
         (status.indexing, status.indexed_entries, status.hidden_keys) = (indexing, entries, hidden);
         status.unlisted_directories = unlisted;
+        (status.expected_entries, status.index_streams, status.index_rate) = (0, 0, 0);
+    }
+
+    /// Notes how far an index is that runs: entries and hidden keys so far, about how many entries there will be, how
+    /// many requests are sent at a time, and how many entries come in a second.
+    pub fn set_index_progress(&self, (entries, hidden): (u64, u64), expected: u64, streams: usize, rate: u64) {
+        self.set_index(true, entries, hidden, 0);
+        let status = &mut self.health.lock().status;
+        (status.expected_entries, status.index_rate) = (expected, rate);
+        status.index_streams = u32::try_from(streams).unwrap_or(u32::MAX);
     }
 
     pub fn set_incomplete(&self, entries: u64) {

@@ -370,7 +370,8 @@ fn a_directory_of_a_hundred_thousand_objects_comes_and_goes_in_short_commands() 
         let group = ListingGroup { directory: directory.to_vec(), upsert, remove, ..ListingGroup::default() };
         for groups in portions(vec![group]) {
             let mount_id = bench.mount.id;
-            bench.run("listing", Kind::Listing(ApplyListing { mount_id, groups, now_ns: 1 }));
+            bench
+                .run("listing", Kind::Listing(ApplyListing { mount_id, groups, now_ns: 1, ..ApplyListing::default() }));
         }
     };
     let entry = |name: Bytes, kind: InodeKind, etag: &str| ListedEntry {
@@ -393,7 +394,7 @@ fn a_directory_of_a_hundred_thousand_objects_comes_and_goes_in_short_commands() 
     });
     for groups in portions(deep.collect()) {
         let mount_id = bench.mount.id;
-        bench.run("listing", Kind::Listing(ApplyListing { mount_id, groups, now_ns: 1 }));
+        bench.run("listing", Kind::Listing(ApplyListing { mount_id, groups, now_ns: 1, ..ApplyListing::default() }));
     }
     // An object takes its place.
     list(&mut bench, &[], vec![entry("d".into(), InodeKind::File, "1")], Vec::new());
