@@ -202,7 +202,6 @@ fn what_is_tried_in_vain_is_told_with_the_reason_and_what_is_not_looked_at_by_th
         (kinds(&found) == expected(&[&stuck]) && done.code == 1).then_some(())
     });
     cluster.s3.clear_faults();
-    cluster.cv(&["persist", "retry", "/fs"]);
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
 
     let nowhere = cluster.try_cv(&["fsck", "/nowhere"]);

@@ -470,54 +470,55 @@ async fn the_end_of_a_session_frees_whoever_waits() {
     master.stop().await;
 }
 
-/// Other rules of the mount, while a session takes in what it is sent, and lets go of nothing.
-async fn update_rules(master: &TestMaster, stubborn: &mut Session, rule: ClientRule) {
-    let (changes, watch, id) =
-        (master.services().mount_changes.clone(), master.services().watch.clone(), stubborn.id());
-    let clients = Some(ClientRules { rules: vec![rule] });
-    let request = UpdateMountRequest { path: "/m".into(), clients, ..UpdateMountRequest::default() };
-    let mut updating = tokio::spawn(async move { changes.update(request).await });
-    loop {
-        let events = tokio::select! {
-            updated = &mut updating => {
-                updated.unwrap().unwrap();
-                return;
-            }
-            events = stubborn.stream.next() => events,
-        };
-        let Some(events) = events else {
-            // It is over.
-            updating.await.unwrap().unwrap();
-            return;
-        };
-        for event in events.iter().flat_map(|events| events.iter()) {
-            watch.acknowledge(id, event.seq, event.seq);
+/// Keeps a session alive that returns nothing, until it is over.
+fn take_in(master: &TestMaster, id: u64) -> tokio::task::JoinHandle<()> {
+    let watch = master.services().watch.clone();
+    tokio::spawn(async move {
+        while watch.acknowledge(id, 0, 0) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
-    }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_let_go_keeps_no_right_that_is_taken_from_him() {
-    let master = with_lease(Duration::from_secs(2)).await;
+    let master = with_lease(Duration::from_secs(1)).await;
     let root = mount(&master).await.root_inode;
     let services = master.services().clone();
-    let client = Identity::new("c", Role::Client, "a").unwrap();
-    let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
-    let directory = own.hold(root, "d").await;
-    let rule = |read_only, users| ClientRule { name: "a".into(), read_only, users, ..ClientRule::default() };
-    update_rules(&master, &mut own, rule(true, None)).await;
-    assert_eq!(holder(&master, directory), Some(own.id()));
-    let change = Some(create(directory, "f", Kind::File));
-    let answered = Mutation { seq: 50, change, is_write_back: true, ..Mutation::default() };
-    let request = MutateRequest { session: own.id(), mutations: vec![answered], answered: 0 };
-    let made = services.begin_changes(request, (Some("a".into()), Some(&client)), None).await.unwrap().await.unwrap();
-    assert_eq!(made.results[0].errno, Errno::ROFS.raw_os_error(), "{made:?}");
-
-    // What it says that it has answered would be checked by no user.
+    let (mut held, mut taking_in) = (Vec::new(), Vec::new());
+    for name in ["a", "b"] {
+        let client = Identity::new("c", Role::Client, name).unwrap();
+        let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
+        let directory = own.hold(root, name).await;
+        taking_in.push(take_in(&master, own.id()));
+        held.push((own, client, directory));
+    }
+    // One may change nothing from now on; what the other says that it has answered would be checked by no user.
     let limits = UserLimits { root_squash: true, ..UserLimits::default() };
-    update_rules(&master, &mut own, rule(false, Some(limits))).await;
-    assert!(!services.watch.is_live(own.id()));
-    eventually(|| async { services.lookups.recalls.delegations().is_empty() }).await;
+    let rules = vec![
+        ClientRule { name: "a".into(), read_only: true, ..ClientRule::default() },
+        ClientRule { name: "b".into(), users: Some(limits), ..ClientRule::default() },
+    ];
+    let clients = Some(ClientRules { rules });
+    let request = UpdateMountRequest { path: "/m".into(), clients, ..UpdateMountRequest::default() };
+    services.mount_changes.update(request).await.unwrap();
+    for task in taking_in {
+        task.await.unwrap();
+    }
+    for (own, client, directory) in held {
+        assert!(!services.watch.is_live(own.id()));
+        assert_eq!(holder(&master, directory), None);
+        let change = Some(create(directory, "f", Kind::File));
+        let answered = Mutation { seq: 50, change, is_write_back: true, ..Mutation::default() };
+        let request = MutateRequest { session: own.id(), mutations: vec![answered], answered: 0 };
+        let who = (client.client_name().map(Into::into), Some(&client));
+        if let Ok(making) = services.begin_changes(request, who, None).await
+            && let Ok(made) = making.await
+        {
+            assert_ne!(made.results[0].errno, 0, "{made:?}");
+        }
+        assert!(services.lookups.lookup(directory, &name("f")).await.unwrap_err().is_not_found());
+    }
     master.stop().await;
 }
 
@@ -529,12 +530,8 @@ async fn who_never_lets_go_keeps_nobody_out_for_long() {
     let client = Identity::new("c", Role::Client, "a").unwrap();
     let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
     let directory = own.hold(root, "d").await;
-    let (watch, id) = (services.watch.clone(), own.id());
-    let taking_in = tokio::spawn(async move {
-        while watch.acknowledge(id, 0, 0) {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
+    let id = own.id();
+    let taking_in = take_in(&master, id);
     let recalls = &services.lookups.recalls;
     let asking = async { while recalls.recall(directory, 0).await.is_err() {} };
     tokio::time::timeout(PATIENCE, asking).await.expect("its session is ended");

@@ -22,6 +22,7 @@ mod watch_registry;
 
 pub use current::CurrentSessions;
 pub use reaper::{END_STEP, end, end_courtesy, reap_unlinked};
+pub(crate) use recall::RECALLS;
 pub use recall::Recalls;
 pub use watch::open::Before;
 pub use watch::{SessionStream, WatchHub};

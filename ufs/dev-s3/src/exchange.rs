@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_LENGTH, HeaderValue, RANGE};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, RANGE};
 use hyper::{Method, Request, Response, StatusCode};
 use s3s::{Body, S3Error, S3ErrorCode, StdError};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +41,7 @@ pub(crate) async fn answer(
     let is_copy = request.headers().contains_key("x-amz-copy-source");
     let target = Target::of(request.method(), uri.path(), uri.query(), is_copy);
     let has_body = request.method() != Method::HEAD;
+    let is_sent_body = !request.body().is_end_stream();
     shared.stats.request(target.operation);
     let range = shared.log.as_ref().and_then(|_| request.headers().get(RANGE).cloned());
     let mut entry = Entry { shared: Arc::clone(&shared), target, range, status: 0, bytes: 0, open: true };
@@ -81,6 +82,10 @@ pub(crate) async fn answer(
     entry.status = response.status().as_u16();
     if response.status().is_client_error() || response.status().is_server_error() {
         shared.stats.error();
+        if is_sent_body {
+            // It may not have been read: then the connection ends, and whoever sent it is not to use it again.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
     }
     let size = response.body().size_hint().exact();
     let mut remaining = size.filter(|_| has_body);

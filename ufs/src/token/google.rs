@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn what_is_no_key_is_told_without_a_word_of_it() {
         for (text, part) in [
-            ("hush", "neither JSON"),
+            ("hush!", "neither JSON"),
             ("{hush", "no JSON"),
             (r#"{"type":"external_account","x":"hush"}"#, "service_account"),
             (r#"{"type":"service_account","client_email":"a","private_key":"hush"}"#, "PEM"),

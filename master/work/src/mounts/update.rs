@@ -6,7 +6,6 @@
 
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
-use cavern_security::Identity;
 use cavern_state::outcome::MountChange;
 use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
@@ -15,6 +14,7 @@ use super::attach::{complete, normalized, not_mounted};
 use super::changes::MountChanges;
 use super::overlap::refuse_overlap;
 use crate::error::WorkError;
+use crate::sessions::RECALLS;
 
 /// Objects by which a bucket is known again, and how many are asked about at a time.
 const SAMPLE: usize = 32;
@@ -41,21 +41,14 @@ impl MountChanges {
                 false => self.lookups.mounts.check_vending(&wanted).await?,
             };
             self.lookups.mounts.will_be(&wanted);
-            let is_let_go = match self.lookups.recalls.recall_mount(before.id).await {
-                // Whose rights are taken does not keep them by that.
-                Err(error @ WorkError::Deadline(_)) if request.clients.is_some() => {
-                    tracing::warn!(mount = path, "other rules hold from now on, although {error}");
-                    false
-                }
-                recalled => recalled.map(|()| true)?,
-            };
+            self.recall_all(before.id).await?;
             let update = UpdateMount { mount: Some(self.lookups.mounts.seal(wanted.clone())?), mounts_epoch };
             match self.proposer.propose(update).await? {
                 MountChange::Mount(_) => {
                     self.lookups.mounts.reopen(wanted.id)?;
                     if wanted.limits_users() {
                         // Whoever has come to hold something meanwhile answers there by what was allowed before.
-                        self.let_go_of_limited(&wanted, is_let_go).await?;
+                        self.recall_all(wanted.id).await?;
                     }
                     tracing::info!(mount = wanted.path, "a mount has got other options");
                     return Ok(wanted);
@@ -66,25 +59,15 @@ impl MountChanges {
         }
     }
 
-    /// Has all let go of in a mount that limits users now. A session that does not is over, if it is that of a client
-    /// whose users are limited: nobody judges what it says that it has answered.
-    async fn let_go_of_limited(&self, mount: &Mount, has_let_go: bool) -> Result<(), WorkError> {
-        let (recalls, watch) = (&self.lookups.recalls, &self.lookups.watch);
-        if has_let_go {
-            match recalls.recall_mount(mount.id).await {
+    /// Has a mount recalled for as long as it takes: a client that returns nothing loses its session before the end.
+    async fn recall_all(&self, mount_id: u32) -> Result<(), WorkError> {
+        for _ in 1..RECALLS {
+            match self.lookups.recalls.recall_mount(mount_id).await {
                 Err(WorkError::Deadline(_)) => {}
                 recalled => return recalled,
             }
         }
-        for session in recalls.delegations().holders_in_mount(mount.id) {
-            let owner = watch.owner_of(session);
-            let client = owner.as_ref().and_then(Identity::client_name);
-            if client.is_some_and(|client| mount.limits_of(client).is_some()) {
-                tracing::warn!(mount = mount.path, client, "a session that does not let go is ended");
-                watch.end(session);
-            }
-        }
-        Ok(())
+        self.lookups.recalls.recall_mount(mount_id).await
     }
 
     /// Whether the new options lead to the mount's bucket, and to nobody else's keys.

@@ -4,7 +4,7 @@
 //! A directory is here before it is in the tables, and until they say that it was returned. So whoever reads the
 //! tables and finds a directory that is held finds it here as well.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cavern_conf::Failpoint;
@@ -94,15 +94,6 @@ impl DirectoryDelegations {
         !self.is_empty() && self.holders.lock().values().any(|held| held.session == session)
     }
 
-    /// The sessions that hold directories of a mount.
-    pub fn holders_in_mount(&self, mount_id: u32) -> HashSet<u64> {
-        if self.is_empty() {
-            return HashSet::new();
-        }
-        let holders = self.holders.lock();
-        holders.values().filter(|held| held.mount_id == mount_id).map(|held| held.session).collect()
-    }
-
     /// The directories of a mount that are held, after their sessions.
     pub(super) fn delegations_in(&self, mount_id: u32) -> Vec<(u64, u64)> {
         if self.is_empty() {
@@ -136,13 +127,13 @@ mod tests {
             (held.other_holder(7, 1), held.other_holder(7, 2), held.other_holder(7, 0)),
             (None, Some(1), Some(1))
         );
-        assert_eq!((held.holders_in_mount(3), held.holders_in_mount(4)), (HashSet::from([1, 2]), HashSet::new()));
+        assert_eq!((held.delegations_in(3).len(), held.delegations_in(4).len()), (2, 0));
         assert!(held.holds_any(1) && held.holds_any(2) && !held.holds_any(3));
         assert_eq!(held.moment(), moment, "nothing was returned");
         held.give_back(&[DelegationChange::Returned(of(7, 1))]);
         assert_ne!(held.moment(), moment);
         assert!(!held.holds_any(1));
-        assert_eq!((held.holder(7), held.holders_in_mount(3)), (None, HashSet::from([2])));
+        assert_eq!((held.holder(7), held.delegations_in(3)), (None, vec![(2, 8)]));
         held.replace(vec![of(9, 5)]);
         assert_eq!((held.holder(8), held.holder(9)), (None, Some(5)));
         held.replace(Vec::new());

@@ -25,6 +25,8 @@ const LEASES: u32 = 2;
 /// For how many leases in all others ask a session to return a directory, where clients are not trusted: enough for
 /// whatever has to be brought to the workers before.
 const LEASES_OF_A_CLIENT: u32 = 6;
+/// After so many recalls in a row either nothing is held, or a session is over by that.
+pub(crate) const RECALLS: u32 = LEASES_OF_A_CLIENT / LEASES + 1;
 /// So long a client comes to hold nothing after one of its sessions was ended for that.
 const DISTRUST: Duration = Duration::from_secs(600);
 /// So long after a whole mount was recalled no session comes to hold anything: whoever asked for that has its turn.
