@@ -191,8 +191,8 @@ impl Listings {
     async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, WorkError> {
         let now_ns = self.0.reader.clock().now_ns();
         let portions = portions(groups);
-        let commands = portions.into_iter().map(|groups| ApplyListing { mount_id, groups, now_ns });
-        self.propose_portions(commands).await
+        let of = |groups| ApplyListing { mount_id, groups, now_ns, ..ApplyListing::default() };
+        self.propose_portions(portions.into_iter().map(of)).await
     }
 
     /// Proposes the parts of a listing, in their order, and counts what they changed together.
