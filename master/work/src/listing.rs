@@ -156,6 +156,11 @@ impl Listings {
                 result = listings.list_directory(directory, &running) => result,
                 () = listings.0.tasks.stop.cancelled() => Err(WorkError::stopping()),
             };
+            if result.is_err() && running.has_applied() {
+                let now_ns = listings.0.reader.clock().now_ns();
+                let indexes = listings.0.indexes.lock();
+                indexes.values().flatten().for_each(|index| index.listing_failed(directory, now_ns));
+            }
             {
                 let mut flights = listings.0.flights.lock();
                 flights.remove(&directory);
