@@ -134,10 +134,11 @@ class Cluster:
             # Asking is work for the same processors.
             time.sleep(min(max(waited / 50, 0.05), 1))
 
-    def refresh(self):
-        found = json.loads(self.cv("refresh", "/index", "--json", "--local", self.directory))
-        if not (found["added"] and found["changed"] and found["removed"]):
-            sys.exit(f"objects were added, changed and removed, and not all of that was found: {found}")
+    def index_again(self):
+        said = self.cv("index", "/index", "--watch", "--json", "--local", self.directory)
+        last = json.loads(said.splitlines()[-1])
+        if last["indexing"] or last["last_error"]:
+            sys.exit(f"the index has failed: {last}")
 
     def measured(self, store, work, *arguments):
         """Seconds, MiB and processor times of the work."""
@@ -182,7 +183,7 @@ def measure(options, store, layout, layout_name, latency):
         row(what, layout, figures, cluster.disk_bytes(), alone, together)
         if options.changed:
             store.ask("key-space", layout.rule(changes=CHANGES))
-            figures = cluster.measured(store, cluster.refresh)
+            figures = cluster.measured(store, cluster.index_again)
             row(f"{what}, 1 % changed", layout, figures, cluster.disk_bytes(), alone, together)
     finally:
         cluster.down()
@@ -197,7 +198,7 @@ def main():
     parser.add_argument("--pages-per-second", type=int, help="no limit by default")
     parser.add_argument("--rate-of", choices=["bucket", "prefix"], default="bucket", help="what the limit is of")
     parser.add_argument("--streams", type=int, default=32, help="of the plain client, for the whole")
-    parser.add_argument("--changed", action="store_true", help="refresh the index after a change of 1 %%")
+    parser.add_argument("--changed", action="store_true", help="index it again after a change of 1 %%")
     parser.add_argument("--patience", type=int, default=7200, help="seconds that an index may take")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)

@@ -62,6 +62,7 @@ mod fs_mode_tmpfile;
 mod fs_mode_ttl;
 mod fsck;
 mod hosts;
+mod indexes;
 mod loads;
 mod local_cluster;
 mod lock_ends;

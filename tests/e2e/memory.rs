@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use cavern_tests::{Cluster, Options, Process, eventually};
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use rustix::fs::{Advice, Mode, OFlags};
+use serde_json::json;
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -247,4 +249,62 @@ fn a_directory_of_a_hundred_thousand_entries_is_listed_within_the_budgets() {
     }
     assert_within("cv fuse that lists", Process::of(&cluster.at_start.fuse[0]), 64 * MIB);
     assert_within("cv master that lists", Process::of(&cluster.at_start.masters[0]), 32 * MIB);
+}
+
+/// Lists a directory over and over while a program makes and removes files in it: each name that stays is there once,
+/// each time.
+fn list_while_names_come_and_go(entries: usize, rounds: usize) {
+    let conf = format!("{SMALL_BUDGETS}index_memory = '16MiB'\n");
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
+    cluster.s3.set_key_space("many", &json!({"keys": entries, "name_bytes": 30}));
+    let options = ["--metadata-ttl", "1d", "--access-mode", "read-write", "--index"];
+    cluster.mount("s3://many", "/many", &options);
+    let (directory, is_over) = (cluster.path("many/img"), AtomicBool::new(false));
+    // Everywhere between those that stay.
+    let made = |number: usize| directory.join(format!("{:08}-made", number * 7919 % entries));
+    thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            let mut number = 0;
+            while !is_over.load(Ordering::Acquire) {
+                fs::write(made(number), b"x").unwrap();
+                if let Some(earlier) = number.checked_sub(10) {
+                    fs::remove_file(made(earlier)).unwrap();
+                }
+                number += 1;
+            }
+            number
+        });
+        let listed = std::panic::catch_unwind(|| {
+            for round in 1..=rounds {
+                let started = Instant::now();
+                let mut seen = vec![false; entries];
+                for entry in fs::read_dir(&directory).unwrap() {
+                    let name = entry.unwrap().file_name().into_string().unwrap();
+                    if name.ends_with(".jpg") {
+                        let number: usize = name[..8].parse().unwrap();
+                        assert!(!std::mem::replace(&mut seen[number], true), "round {round} has {name} twice");
+                    }
+                }
+                let lost: Vec<_> = (0..entries).filter(|number| !seen[*number]).take(10).collect();
+                assert!(lost.is_empty(), "round {round} lacks {lost:?}");
+                eprintln!("listing {round} of {entries} entries: {:?}", started.elapsed());
+            }
+        });
+        is_over.store(true, Ordering::Release);
+        let changed = changing.join().unwrap();
+        assert!(listed.is_ok() && changed > 0, "the panic says what is wrong; {changed} files were made");
+    });
+    assert_within("cv fuse that lists", Process::of(&cluster.at_start.fuse[0]), 64 * MIB);
+    assert_within("cv master that lists", Process::of(&cluster.at_start.masters[0]), (32 + 16) * MIB);
+}
+
+#[test]
+fn a_directory_of_a_hundred_thousand_entries_is_listed_while_names_come_and_go() {
+    list_while_names_come_and_go(100_000, 5);
+}
+
+#[test]
+#[ignore = "takes minutes: bin/test --long=budget"]
+fn a_directory_of_a_million_entries_is_listed_while_names_come_and_go() {
+    list_while_names_come_and_go(1_000_000, 3);
 }

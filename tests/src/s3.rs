@@ -93,6 +93,20 @@ impl S3 {
         self.change("POST", &format!("sparse?bucket={bucket}&key={key}&size={size}"), "");
     }
 
+    /// Gives a bucket, made if need be, objects by rule, of which nothing is kept: a JSON object as `POST
+    /// /_dev/key-space` takes it.
+    #[track_caller]
+    pub fn set_key_space(&self, bucket: &str, rule: &Value) {
+        self.change("POST", &format!("key-space?bucket={bucket}"), &rule.to_string());
+    }
+
+    /// Has the listings of a bucket served as late, and as often, as a JSON object says: as `POST /_dev/list-profile`
+    /// takes it.
+    #[track_caller]
+    pub fn set_list_profile(&self, bucket: &str, profile: &Value) {
+        self.change("POST", &format!("list-profile?bucket={bucket}"), &profile.to_string());
+    }
+
     /// What the store has counted since its start or the last reset, as its admin port gives it.
     #[track_caller]
     pub fn stats(&self) -> Value {

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use cavern_conf::{ByteSize, Config};
 use cavern_proto::master::{Kind, Mount};
 use cavern_ufs::MemoryBucket;
+use cavern_work::listing::CheckReason;
 use cavern_work::mounts::changes::DetachPolicy;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
-use super::harness::{TestMaster, Tree, eventually, new_bucket};
+use super::harness::{NoWorkers, TestMaster, Tree, eventually, name, new_bucket};
 use super::model::{keys, model};
 
 /// All that the namespace has of a mount at one moment, and directories that are not marked as listed.
@@ -47,12 +50,17 @@ fn expected(stored: &BTreeMap<String, String>) -> Tree {
     model(stored.iter().map(|(key, etag)| (key.as_str(), 1, etag.as_str())))
 }
 
+fn is_indexing(master: &TestMaster) -> bool {
+    master.services().mounts.status().iter().any(|status| status.indexing)
+}
+
 /// Has the mount compared with its bucket once more.
 async fn index_again(master: &TestMaster, mount: &Mount) {
+    // While the last one runs nobody begins another.
+    eventually(|| async { !is_indexing(master) }).await;
     master.services().mount_changes.index(&mount.path).await.unwrap();
     master.indexed(mount).await;
-    // Whoever asks next begins another.
-    eventually(|| async { master.services().mounts.status().iter().all(|status| !status.indexing) }).await;
+    eventually(|| async { !is_indexing(master) }).await;
 }
 
 #[test]
@@ -200,7 +208,7 @@ async fn what_others_change_meanwhile_takes_nothing_away_that_stays() {
     for _ in 0..3 {
         master.services().mount_changes.index(&mount.path).await.unwrap();
         let mut looks = 0;
-        while looks == 0 || master.services().mounts.status().iter().any(|status| status.indexing) {
+        while looks == 0 || is_indexing(&master) {
             let (tree, _) = tree_and_unlisted(&master, &mount).await;
             for (path, file) in &staying {
                 assert_eq!(tree.get(path), Some(file), "{path}");
@@ -279,5 +287,113 @@ async fn a_store_that_begins_where_it_likes_is_listed_in_one_stream() {
         index_again(&master, &mount).await;
         assert_eq!(known(&master, &mount).await, expected(&stored), "{shards:?}");
     }
+    master.stop().await;
+}
+
+/// Shards follow each other, each in order over many pages: a range whose end lies in the first of them ends in order
+/// long before another shows that there is more before its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn disorder_that_shows_late_takes_no_name_away() {
+    let master = TestMaster::new().await;
+    for shards in 2..6 {
+        let (bucket, uri) = new_bucket();
+        bucket.list_in_pages_of(20);
+        let mut stored = fill(&bucket, 1500);
+        let mount = master.mount(&format!("/m{shards}"), &uri).await;
+        master.indexed(&mount).await;
+        eventually(|| async { !is_indexing(&master) }).await;
+        bucket.list_in_shards(shards, 20);
+        // Nothing becomes something else.
+        let numbered = stored.keys().filter(|key| key.contains(|c: char| c.is_ascii_digit()));
+        let gone: Vec<String> = numbered.step_by(13).cloned().collect();
+        for key in gone {
+            bucket.delete(&key);
+            stored.remove(&key);
+        }
+        let staying = expected(&stored);
+        master.services().mount_changes.index(&mount.path).await.unwrap();
+        let mut looks = 0;
+        while looks == 0 || is_indexing(&master) {
+            let (tree, _) = tree_and_unlisted(&master, &mount).await;
+            let missing: Vec<_> = staying.iter().filter(|(path, file)| tree.get(*path) != Some(*file)).collect();
+            assert!(missing.is_empty(), "{shards} shards: {missing:?}");
+            looks += 1;
+        }
+        assert_eq!(known(&master, &mount).await, staying, "{shards} shards");
+    }
+    master.stop().await;
+}
+
+/// A client that has written below a directory has it made anew, and never listed: what the index has put into the one
+/// before is not in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_is_made_anew_meanwhile_is_not_taken_for_complete() {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.list_in_pages_of(20);
+    let stored = fill(&bucket, 2400);
+    let mount = master.mount("/m", &uri).await;
+    let lookups = &master.services().lookups;
+    for round in 0..3 {
+        let mut replaced = 0;
+        while replaced == 0 || is_indexing(&master) {
+            for directory in ["flat", "deep", "d050"] {
+                match lookups.revalidate(mount.root_inode, &name(directory), CheckReason::WrittenBelow).await {
+                    Ok(_) => replaced += 1,
+                    Err(error) => assert!(error.is_not_found(), "{error}"),
+                }
+            }
+        }
+        // What is not complete is listed by whoever looks into it.
+        assert_eq!(master.tree("/m").await, expected(&stored), "round {round}");
+        master.services().mount_changes.index(&mount.path).await.unwrap();
+    }
+    eventually(|| async { !is_indexing(&master) }).await;
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_names_than_there_is_room_for_go_one_index_after_the_other() {
+    let mut config = Config::default();
+    // A quarter of it, for some fifty names.
+    config.master.index_memory = ByteSize::kib(64);
+    let directory = Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(config, directory, Arc::new(NoWorkers)).await.unwrap();
+    let (bucket, uri) = new_bucket();
+    bucket.list_in_pages_of(100);
+    let mut stored = fill(&bucket, 900);
+    let mount = master.mount("/m", &uri).await;
+    master.indexed(&mount).await;
+    eventually(|| async { !is_indexing(&master) }).await;
+    let gone: Vec<String> = stored.keys().filter(|key| !key.ends_with('7')).cloned().collect();
+    for key in gone {
+        bucket.delete(&key);
+        stored.remove(&key);
+    }
+    index_again(&master, &mount).await;
+    assert_eq!(known(&master, &mount).await, expected(&stored));
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_gives_up_asking_for_an_index_keeps_nobody_from_it() {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.put("a", "1");
+    let mount = master.mount("/m", &uri).await;
+    master.indexed(&mount).await;
+    eventually(|| async { !is_indexing(&master) }).await;
+    for _ in 0..20 {
+        let asked = master.services().mount_changes.index(&mount.path);
+        if tokio::time::timeout(Duration::ZERO, asked).await.is_ok() {
+            // It has begun, and ends by itself.
+            break;
+        }
+        assert!(!is_indexing(&master));
+    }
+    eventually(|| async { !is_indexing(&master) }).await;
+    bucket.put("b", "2");
+    index_again(&master, &mount).await;
+    assert!(known(&master, &mount).await.contains_key("b"));
     master.stop().await;
 }

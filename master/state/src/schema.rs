@@ -7,9 +7,10 @@
 use bytes::Bytes;
 use cavern_proto::master::LockKind;
 use cavern_proto::{master, record};
-use prost::Message;
+use prost::{DecodeError, Message};
 
 use crate::error::{Result, StateError};
+use crate::records::compact::{decode_dentry, decode_inode, encode_dentry, encode_inode};
 
 macro_rules! families {
     ($($family:ident = $name:literal,)+) => {
@@ -85,10 +86,26 @@ pub trait Table: Copy {
     const PREFIX: &'static [u8];
     type Key<'k>: TableKey<'k>;
     type Value: Message + Default;
+
+    /// A record as it is stored.
+    fn encode(record: &Self::Value) -> Vec<u8> {
+        record.encode_to_vec()
+    }
+
+    /// A record that is stored so.
+    ///
+    /// # Errors
+    /// The bytes are none.
+    fn decode(bytes: &[u8]) -> std::result::Result<Self::Value, DecodeError> {
+        Self::Value::decode(bytes)
+    }
 }
 
 macro_rules! tables {
-    ($life:lifetime; $($(#[$doc:meta])* $table:ident = $family:ident $prefix:literal, $key:ty => $value:ty;)+) => {$(
+    ($life:lifetime; $(
+        $(#[$doc:meta])*
+        $table:ident = $family:ident $prefix:literal, $key:ty => $value:ty $(, $encode:ident, $decode:ident)?;
+    )+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
         pub struct $table;
@@ -98,15 +115,25 @@ macro_rules! tables {
             const PREFIX: &'static [u8] = $prefix;
             type Key<$life> = $key;
             type Value = $value;
+
+            $(
+                fn encode(record: &Self::Value) -> Vec<u8> {
+                    $encode(record)
+                }
+
+                fn decode(bytes: &[u8]) -> std::result::Result<Self::Value, DecodeError> {
+                    $decode(bytes)
+                }
+            )?
         }
     )+};
 }
 
 tables! { 'k;
     /// By id.
-    Inodes = Inode b"", u64 => record::InodeRecord;
+    Inodes = Inode b"", u64 => record::InodeRecord, encode_inode, decode_inode;
     /// By directory and name.
-    Dentries = Dentry b"", (u64, &'k [u8]) => record::DentryRecord;
+    Dentries = Dentry b"", (u64, &'k [u8]) => record::DentryRecord, encode_dentry, decode_dentry;
     /// Every name (directory, name) of an inode that has several.
     Links = Link b"", (u64, (u64, &'k [u8])) => ();
     /// By inode and name.
@@ -308,7 +335,7 @@ pub fn decode_key<T: Table>(bytes: &[u8]) -> Result<T::Key<'_>> {
 /// # Errors
 /// [`StateError::Corrupt`] for what is none.
 pub fn decode_record<T: Table>(bytes: &[u8]) -> Result<T::Value> {
-    T::Value::decode(bytes).map_err(|_| StateError::Corrupt(format!("a record of {:?}", T::FAMILY)))
+    T::decode(bytes).map_err(|_| StateError::Corrupt(format!("a record of {:?}", T::FAMILY)))
 }
 
 /// The first key behind all that begin so; `None` where there is none.

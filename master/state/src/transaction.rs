@@ -5,7 +5,6 @@ use std::collections::hash_map::Entry as Slot;
 
 use bytes::Bytes;
 use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
-use prost::Message as _;
 
 pub use crate::change::Changes;
 use crate::change::{Change, InodeLocation};
@@ -100,7 +99,7 @@ impl<'a> Transaction<'a> {
 
     /// Writes a record.
     pub fn put<T: Table>(&mut self, _: T, key: T::Key<'_>, record: &T::Value) {
-        self.writes.insert(T::FAMILY, encode_key::<T>(&key), Some(record.encode_to_vec()));
+        self.writes.insert(T::FAMILY, encode_key::<T>(&key), Some(T::encode(record)));
     }
 
     pub fn delete<T: Table>(&mut self, _: T, key: T::Key<'_>) {

@@ -156,6 +156,11 @@ impl Listings {
                 result = listings.list_directory(directory, &running) => result,
                 () = listings.0.tasks.stop.cancelled() => Err(WorkError::stopping()),
             };
+            if result.is_err() && running.has_applied() {
+                let now_ns = listings.0.reader.clock().now_ns();
+                let indexes = listings.0.indexes.lock();
+                indexes.values().flatten().for_each(|index| index.listing_failed(directory, now_ns));
+            }
             {
                 let mut flights = listings.0.flights.lock();
                 flights.remove(&directory);
@@ -191,8 +196,8 @@ impl Listings {
     async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, WorkError> {
         let now_ns = self.0.reader.clock().now_ns();
         let portions = portions(groups);
-        let commands = portions.into_iter().map(|groups| ApplyListing { mount_id, groups, now_ns });
-        self.propose_portions(commands).await
+        let of = |groups| ApplyListing { mount_id, groups, now_ns, ..ApplyListing::default() };
+        self.propose_portions(portions.into_iter().map(of)).await
     }
 
     /// Proposes the parts of a listing, in their order, and counts what they changed together.

@@ -12,7 +12,7 @@ use crate::change::Change;
 use crate::error::{Result, StateError};
 pub use crate::outcome::ListingCounts;
 use crate::outcome::Outcome;
-use crate::records::{EntryVersion, directory_record, file_record, is_directory, version};
+use crate::records::{EntryVersion, directory_record, file_record, is_directory, is_version, version};
 use crate::schema;
 use crate::transaction::Transaction;
 
@@ -99,7 +99,7 @@ fn upsert(
             if known.kind() == Kind::File
                 && entry.kind() == Kind::File
                 && let Some(mut record) = tx.inode(known.inode)?
-                && version(&record) == (EntryVersion { etag: entry.etag.clone(), size: entry.size })
+                && is_version(&record, &entry.etag, entry.size)
             {
                 if record.mtime_ns != entry.mtime_ns {
                     // The same bytes written again: the content, and so the inode, stays; what is kept with them may be

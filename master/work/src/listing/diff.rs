@@ -10,8 +10,8 @@ use bytes::Bytes;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
 use cavern_proto::record::{DentryRecord, InodeRecord, ListedEntry};
-use cavern_state::records::version;
-use cavern_state::{EntryVersion, Tables};
+use cavern_state::Tables;
+use cavern_state::records::is_version;
 use cavern_ufs::{Listed, Window, place_cmp};
 
 use crate::error::WorkError;
@@ -47,7 +47,7 @@ pub struct MatchedName {
 pub fn is_same_version(compared: &MatchedName, listed: &Listed) -> Result<bool, WorkError> {
     Ok(match (listed, &compared.record) {
         (Listed::File { size, mtime_ns, etag }, Some(record)) if compared.dentry.kind() == Kind::File => {
-            record.mtime_ns == *mtime_ns && version(record) == EntryVersion { etag: etag.clone(), size: *size }
+            record.mtime_ns == *mtime_ns && is_version(record, etag, *size)
         }
         _ => false,
     })

@@ -13,7 +13,7 @@ use cavern_ufs::{Window, Windows};
 use futures::FutureExt;
 
 use super::adopt::WindowTail;
-use super::{Flight, Listings, PORTION, diff};
+use super::{CheckReason, Flight, Listings, PORTION, diff};
 use crate::error::WorkError;
 use crate::mounts::OpenMount;
 
@@ -132,7 +132,7 @@ impl Listings {
         counts.hidden = windows.hidden;
         self.0.metrics.directories.inc();
         if !windows.exists && !directory.is_mount_root() && !mount.is_fs_mode() {
-            *counts += self.remove_directory(directory, mount).await?;
+            *counts += self.remove_directory(directory).await?;
         }
         Ok(is_complete)
     }
@@ -170,6 +170,7 @@ impl Listings {
                     expect_inode: directory.inode,
                     observed_ns: 0,
                 };
+                flight.applies();
                 counts += self.propose_listing(mount.id(), vec![group]).await?;
             }
             if cursor.is_none() {
@@ -194,6 +195,7 @@ impl Listings {
             upsert.retain(|entry| !newer.contains(&entry.name));
             let (directory, expect_inode) = (directory.path.clone(), directory.inode);
             let group = ListingGroup { directory, remove, upsert, expect_inode, ..ListingGroup::default() };
+            flight.applies();
             counts += self.propose_listing(mount.id(), vec![group]).await?;
         }
         Ok(counts)
@@ -218,21 +220,24 @@ impl Listings {
             .await
     }
 
-    /// Takes a directory of which the bucket has nothing any more out of its parent.
-    async fn remove_directory(&self, directory: &Directory, mount: &OpenMount) -> Result<ListingCounts, WorkError> {
-        let (parent, name) = (directory.record.parent, directory.record.name.clone());
-        let (inode, looked_up) = (directory.inode, name.clone());
-        let still_there = self.0.reader.read(move |tables| Ok(tables.dentry(parent, &looked_up)?)).await?;
-        if still_there.is_none_or(|dentry| dentry.inode != inode) {
+    /// Has a directory of which the bucket had nothing looked at in its parent, which takes it out: an object may have
+    /// its name, or something may have come into it since.
+    async fn remove_directory(&self, directory: &Directory) -> Result<ListingCounts, WorkError> {
+        let (parent, name, inode) = (directory.record.parent, directory.record.name.clone(), directory.inode);
+        if !self.leads_to(parent, &name, inode).await? {
             return Ok(ListingCounts::default());
         }
-        let above = directory.path.len().saturating_sub(1);
-        let group = ListingGroup {
-            directory: directory.path[..above].to_vec(),
-            remove: vec![name],
-            expect_inode: parent,
-            ..ListingGroup::default()
-        };
-        self.propose_listing(mount.id(), vec![group]).await
+        match Box::pin(self.refresh_name(parent, &name, CheckReason::Unknown)).await {
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
+        let removed = u64::from(!self.leads_to(parent, &name, inode).await?);
+        Ok(ListingCounts { removed, ..ListingCounts::default() })
+    }
+
+    async fn leads_to(&self, directory: u64, name: &Bytes, inode: u64) -> Result<bool, WorkError> {
+        let name = name.clone();
+        let dentry = self.0.reader.read(move |tables| Ok(tables.dentry(directory, &name)?)).await?;
+        Ok(dentry.is_some_and(|dentry| dentry.inode == inode))
     }
 }

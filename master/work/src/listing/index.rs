@@ -12,8 +12,9 @@
 //! that lie in one range as a whole are marked as listed when they have been passed; those that were cut, at the end.
 //! What was asked later than a page wins ([`run`]); directories that are being listed are left to that.
 //!
-//! A store that lists in no order, or from the beginning only, has all keys listed in one stream, from the beginning
-//! after each failure of the master.
+//! Nothing is taken away before all ranges are listed, and together are one listing in order. A store that lists in no
+//! order, or from the beginning only, has all keys listed in one stream, from the beginning after each failure of the
+//! master.
 
 mod page;
 mod range;
@@ -32,8 +33,9 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use self::page::{Path, paths_above};
+use self::page::{Absent, Path, paths_above};
 use self::range::{Beside, Context, Failure, Range, Taken};
 use self::width::StreamWidth;
 use super::{INDEX_REMEDY, Listings};
@@ -61,12 +63,16 @@ struct Running {
     began_entries: u64,
     waiting: VecDeque<Box<Range>>,
     listed: FuturesUnordered<Advance>,
+    /// Requests for more than next pages that are under way.
+    asked_beside: usize,
     width: StreamWidth,
     /// Entries and hidden keys of each range so far, and about how many entries it will have.
     counts: BTreeMap<u32, Counts>,
     next_number: u32,
-    /// Where keys were cut.
+    /// Where keys were cut, and where ranges went on that this master has not begun.
     cuts: Vec<String>,
+    /// What ranges have found absent.
+    absent: Vec<Absent>,
     /// Directories were left to others before this master led, and it is not known which.
     has_left_alone: bool,
     /// The directories of the mount were asked for.
@@ -82,7 +88,8 @@ struct End {
     context: Context,
     entries: u64,
     hidden: u64,
-    cut_directories: Vec<Path>,
+    /// With the time since when each has had all names of its pages.
+    cut_directories: Vec<(Path, i64)>,
     ranges: usize,
     took: Duration,
 }
@@ -108,46 +115,66 @@ struct Indexing {
 
 impl Drop for Indexing {
     fn drop(&mut self) {
-        self.release();
+        self.release(None);
     }
 }
 
 impl Indexing {
-    /// The index is over: others may begin one.
-    fn release(&mut self) {
-        if std::mem::take(&mut self.is_claimed) {
-            self.listings.0.indexes.lock().remove(&self.mount.id());
+    /// The index is over: others may begin one. It is shown with so many entries and hidden keys, if it has come to its
+    /// end.
+    fn release(&mut self, counted: Option<(u64, u64)>) {
+        if !std::mem::take(&mut self.is_claimed) {
+            return;
+        }
+        let mut indexes = self.listings.0.indexes.lock();
+        indexes.remove(&self.mount.id());
+        match counted {
+            Some((entries, hidden)) => self.mount.set_index(false, entries, hidden, 0),
+            None => self.mount.stop_index(),
         }
     }
 
-    /// Begins as many requests as there may be, and takes in what the next one answers.
+    /// Begins as many requests as there may be, and takes in what the next one answers. A failure is returned when
+    /// nothing is under way: what is has locks, and goes on with the next step only.
     async fn step(&mut self) -> Result<Next, WorkError> {
         if self.has_failed {
-            let current = match self.listings.0.mounts.get(self.mount.id()) {
-                Err(error) if error.is_not_found() => return Ok(Next::End),
-                current => current?,
-            };
-            // The options that it was begun with failed, and are others by now.
-            if !Arc::ptr_eq(&self.mount, &current) {
-                (self.mount, self.running) = (current, None);
+            match self.listings.0.mounts.get(self.mount.id()) {
+                // The options that it was begun with failed, and are others by now.
+                Ok(current) if !Arc::ptr_eq(&self.mount, &current) => {
+                    self.stop().await;
+                    self.mount = current;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    self.stop().await;
+                    return if error.is_not_found() { Ok(Next::End) } else { Err(error) };
+                }
             }
         }
         self.has_failed = true;
         if self.running.is_none() {
             self.running = self.listings.begin_index(&self.mount).await?;
         }
-        let Some(running) = &mut self.running else { return Ok(Next::End) };
-        running.check_size()?;
-        let Some((range, taken)) = running.next().await else {
-            let end = running.end();
-            self.listings.finish_index(&end).await?;
-            self.release();
-            end.context.mount.set_index(false, end.entries, end.hidden, 0);
+        let Some(running) = &mut self.running else {
+            self.release(None);
             return Ok(Next::End);
         };
-        match running.take(range, taken).await {
-            Ok(()) => {}
-            Err(Failure::Bucket(error)) => return Err(error),
+        if let Err(error) = running.check_size() {
+            self.stop().await;
+            return Err(error);
+        }
+        let taken = match running.next().await {
+            Some((range, taken)) => running.take(range, taken).await,
+            None => match running.complete().await {
+                Ok(end) => return self.finish(&end).await,
+                Err(failure) => Err(failure),
+            },
+        };
+        match taken {
+            Ok(()) => self.has_failed = false,
+            Err(Failure::Bucket(error)) if self.is_idle() => return Err(error),
+            // The others go on.
+            Err(Failure::Bucket(_)) => {}
             Err(Failure::Log(error)) => {
                 self.stop().await;
                 return Err(error);
@@ -158,13 +185,29 @@ impl Indexing {
             }
             Err(Failure::Gone) => return Ok(Next::End),
         }
-        self.has_failed = false;
         Ok(Next::More)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.as_ref().is_none_or(|running| running.listed.is_empty())
+    }
+
+    /// Records that the mount is indexed, or begins once more where there was no room for all that is absent.
+    async fn finish(&mut self, end: &End) -> Result<Next, WorkError> {
+        if end.context.run.lacks_room() {
+            self.running = None;
+            self.listings.list_once_more(&self.mount).await?;
+            return Ok(Next::More);
+        }
+        self.listings.finish_index(end).await?;
+        self.release(Some((end.entries, end.hidden)));
+        Ok(Next::End)
     }
 
     /// Has it go on from what is noted, once what is under way is over.
     async fn stop(&mut self) {
         if let Some(mut running) = self.running.take() {
+            running.context.stop.cancel();
             while running.listed.next().await.is_some() {}
         }
     }
@@ -173,25 +216,33 @@ impl Indexing {
 impl Running {
     /// The next range of which a page was taken in, or failed to be; `None` when all are done.
     async fn next(&mut self) -> Option<(Box<Range>, Result<Taken, Failure>)> {
-        while self.listed.len() < self.width.current()
+        while self.listed.len() + self.asked_beside < self.width.current()
             && let Some(mut range) = self.waiting.pop_front()
         {
             let beside = self.beside(&range);
+            range.asks_beside = beside != Beside::Nothing;
+            self.asked_beside += usize::from(range.asks_beside);
             let context = self.context.clone();
             let advance = async move {
-                range::rest(range.failures).await;
-                let taken = range.advance(&context, beside).await;
+                let rested = context.stop.run_until_cancelled(range::rest(range.failures)).await;
+                let taken = match rested {
+                    Some(()) => range.advance(&context, beside).await,
+                    None => Err(Failure::Gone),
+                };
                 (range, taken)
             };
             self.listed.push(advance.boxed());
         }
-        self.listed.next().await
+        let (range, taken) = self.listed.next().await?;
+        self.asked_beside -= usize::from(range.asks_beside);
+        Some((range, taken))
     }
 
     /// What is to be asked for beside the next page of a range: where it can be cut, if there may be more requests than
     /// ranges.
     fn beside(&mut self, range: &Range) -> Beside {
-        let has_room = self.listed.len() + self.waiting.len() + 1 < self.width.current();
+        let asked = self.listed.len() + self.asked_beside;
+        let has_room = asked + self.waiting.len() + 1 < self.width.current();
         if !has_room || range.pages == 0 || !range.is_part() || self.counts.len() >= RANGES_MAX {
             return Beside::Nothing;
         }
@@ -212,10 +263,8 @@ impl Running {
                     self.width.refused(busy, now);
                 }
                 range.failures += 1;
-                // The others go on.
-                let is_refused = range.failures == 1 && range::is_refusal(&error);
                 self.waiting.push_back(range);
-                return if is_refused { Ok(()) } else { Err(Failure::Bucket(error)) };
+                return Err(Failure::Bucket(error));
             }
             Err(failure) => return Err(failure),
         };
@@ -232,7 +281,7 @@ impl Running {
         if !behind.is_empty() {
             let all = behind.iter().map(|behind| behind.record(false));
             let noted: Vec<IndexRange> = all.chain([range.record(false)]).collect();
-            self.context.propose(Vec::new(), noted).await.map_err(Failure::Log)?;
+            self.context.propose(Vec::new(), noted, self.context.now_ns()).await.map_err(Failure::Log)?;
         }
         self.count(&range, taken.is_done);
         for range in behind {
@@ -241,11 +290,20 @@ impl Running {
             self.count(&range, false);
             self.waiting.push_back(Box::new(range));
         }
-        if !taken.is_done {
+        if taken.is_done {
+            self.absent.append(&mut range.absent);
+        } else {
             self.waiting.push_back(range);
         }
         self.show();
         Ok(())
+    }
+
+    /// Takes away what all ranges together have found absent; with what is left to be noted.
+    async fn complete(&mut self) -> Result<End, Failure> {
+        self.context.check_order(self.width.current()).await?;
+        self.context.take_away(std::mem::take(&mut self.absent)).await.map_err(Failure::Log)?;
+        Ok(self.end())
     }
 
     fn count(&mut self, range: &Range, is_done: bool) {
@@ -310,13 +368,20 @@ impl Running {
     }
 
     /// Directories that were cut, the root among them, as far as all ranges have them complete.
-    fn cut_directories(&self) -> Vec<Path> {
+    fn cut_directories(&self) -> Vec<(Path, i64)> {
         if self.has_left_alone {
             return Vec::new();
         }
+        let run = &self.context.run;
         let above = self.cuts.iter().flat_map(|cut| paths_above(cut));
         let paths: HashSet<Path> = above.chain([Path::new()]).collect();
-        paths.into_iter().filter(|path| !self.context.run.is_left_alone(path)).collect()
+        let complete = paths.into_iter().filter(|path| !run.is_left_alone(path));
+        complete
+            .map(|path| {
+                let since_ns = run.part_since(&path);
+                (path, since_ns)
+            })
+            .collect()
     }
 }
 
@@ -329,8 +394,8 @@ fn streams(listings: &Listings, page_bytes: usize) -> usize {
 impl Listings {
     /// Indexes a mount in the background, unless that was done before, or goes on with what was begun.
     pub fn start_index(&self, mount: Arc<OpenMount>) {
-        if self.claim_index(&mount) {
-            self.spawn_index(mount);
+        if let Some(indexing) = self.claim_index(mount) {
+            self.spawn_index(indexing);
         }
     }
 
@@ -351,46 +416,31 @@ impl Listings {
                 ))),
             };
         }
-        if !self.claim_index(&mount) {
-            return Ok(());
-        }
-        let begun = async {
-            let before = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
-            if before.began_ns == 0 && before.finished_ns != 0 {
-                self.put_index(
-                    id,
-                    IndexRecord { began_ns: self.0.reader.clock().now_ns(), one_stream: false, ..before },
-                )
+        // Whoever asks may go away meanwhile: nobody indexes it then.
+        let Some(indexing) = self.claim_index(mount) else { return Ok(()) };
+        let before = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
+        if before.began_ns == 0 && before.finished_ns != 0 {
+            self.put_index(id, IndexRecord { began_ns: self.0.reader.clock().now_ns(), one_stream: false, ..before })
                 .await?;
-            }
-            Ok::<_, WorkError>(())
-        };
-        match begun.await {
-            Ok(()) => self.spawn_index(mount),
-            Err(error) => {
-                self.0.indexes.lock().remove(&id);
-                mount.set_index(false, 0, 0, 0);
-                return Err(error);
-            }
         }
+        self.spawn_index(indexing);
         Ok(())
     }
 
-    /// Whether nobody indexes a mount: from now on, whoever asks does.
-    fn claim_index(&self, mount: &OpenMount) -> bool {
+    /// The index of a mount that nobody indexes; others that ask get none.
+    fn claim_index(&self, mount: Arc<OpenMount>) -> Option<Indexing> {
         let mut indexes = self.0.indexes.lock();
         if indexes.contains_key(&mount.id()) {
-            return false;
+            return None;
         }
         indexes.insert(mount.id(), None);
         mount.set_index(true, 0, 0, 0);
-        true
+        Some(Indexing { listings: self.clone(), mount, running: None, has_failed: false, is_claimed: true })
     }
 
-    fn spawn_index(&self, mount: Arc<OpenMount>) {
-        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(backoff::INDEX.first));
-        let indexing = Indexing { listings: self.clone(), mount, running: None, has_failed: false, is_claimed: true };
-        let task = task.with_backoff(backoff::INDEX);
+    fn spawn_index(&self, indexing: Indexing) {
+        let name = format!("index {}", indexing.mount.mount.path);
+        let task = BackgroundTask::new(name, Pace::after(backoff::INDEX.first)).with_backoff(backoff::INDEX);
         self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 
@@ -406,7 +456,7 @@ impl Listings {
         let (index, noted) = read.await?;
         let mut index = index.unwrap_or_default();
         if index.began_ns == 0 && index.finished_ns != 0 {
-            mount.set_index(false, index.entries, index.hidden_keys, 0);
+            mount.set_index(true, index.entries, index.hidden_keys, 0);
             return Ok(None);
         }
         let is_new = index.began_ns == 0;
@@ -423,7 +473,8 @@ impl Listings {
         }
         let can = mount.ufs.capabilities();
         let is_one_stream = index.one_stream || !can.start_after || !can.ordered_listings;
-        let context = Context { listings: self.clone(), mount: mount.clone(), run };
+        let stop = CancellationToken::new();
+        let context = Context { listings: self.clone(), mount: mount.clone(), run, stop };
         let now = Instant::now();
         let mut running = Running {
             width: StreamWidth::new(streams(self, PAGE_BYTES), now),
@@ -431,9 +482,11 @@ impl Listings {
             began_entries: noted.iter().map(|range| range.entries).sum(),
             waiting: VecDeque::new(),
             listed: FuturesUnordered::new(),
+            asked_beside: 0,
             counts: BTreeMap::new(),
             next_number: 0,
             cuts: Vec::new(),
+            absent: Vec::new(),
             has_left_alone: noted.iter().any(|range| range.left_alone),
             knows_directories: !noted.is_empty(),
             page_bytes: PAGE_BYTES,
@@ -458,6 +511,15 @@ impl Listings {
         tracing::info!(mount = path, "the store cannot list parts of the prefix in order: it is listed in one stream");
         let began_ns = self.0.reader.clock().now_ns().max(1);
         self.put_index(id, IndexRecord { began_ns, one_stream: true, ..index }).await
+    }
+
+    /// There was no room for all that is absent: the rest goes with another index, which begins now.
+    async fn list_once_more(&self, mount: &OpenMount) -> Result<(), WorkError> {
+        let id = mount.id();
+        let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
+        let path = &mount.mount.path;
+        tracing::info!(mount = path, "more names are gone than master.index_memory has room for: it is indexed again");
+        self.put_index(id, IndexRecord { began_ns: self.0.reader.clock().now_ns().max(1), ..index }).await
     }
 
     /// Marks the directories that were cut, and records that the mount is indexed.
@@ -490,10 +552,11 @@ impl Listings {
             let listing: HashSet<u64> = self.0.flights.lock().keys().copied().collect();
             let groups = self.0.reader.read(move |tables| {
                 let mut groups = Vec::new();
-                for path in now {
+                for (path, since_ns) in now {
                     let Some(inode) = page::directory_at(tables, root, &path)? else { continue };
-                    let listed_ns = tables.inode(inode)?.map_or(0, |record| record.listed_ns);
-                    if listed_ns < began_ns && !listing.contains(&inode) {
+                    let Some(record) = tables.inode(inode)? else { continue };
+                    let is_same = record.mtime_ns <= since_ns;
+                    if is_same && record.listed_ns < began_ns && !listing.contains(&inode) {
                         groups.push(ListingGroup {
                             directory: path,
                             listed_ns: began_ns,
@@ -505,7 +568,7 @@ impl Listings {
                 }
                 Ok(groups)
             });
-            end.context.propose(groups.await?, Vec::new()).await?;
+            end.context.propose(groups.await?, Vec::new(), end.context.now_ns()).await?;
         }
         Ok(())
     }
@@ -517,9 +580,16 @@ impl Running {
         for noted in noted {
             self.next_number = self.next_number.max(noted.number + 1);
             let range = Range::new(&self.context, noted);
+            let run = &self.context.run;
+            if noted.done && !noted.upto.is_empty() {
+                run.note_last(&noted.upto, &noted.position);
+            }
             // Directories that are open at the position of a range are cut by that, too.
-            let cuts = [&noted.after, &noted.position].into_iter().filter(|cut| !cut.is_empty());
-            self.cuts.extend(cuts.cloned());
+            let cuts = [Some(&noted.after), Some(&noted.position).filter(|_| !noted.done)];
+            for cut in cuts.into_iter().flatten().filter(|cut| !cut.is_empty()) {
+                paths_above(cut).for_each(|path| run.note_part(&path, run.began_ns));
+                self.cuts.push(cut.clone());
+            }
             self.count(&range, noted.done);
             if !noted.done {
                 self.waiting.push_back(Box::new(range));

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use bytes::Bytes;
 use cavern_state::namespace::ListingCounts;
@@ -29,6 +29,8 @@ pub struct Flight {
     pub created: Instant,
     /// When its first LIST was sent, on the master's clock; 0 before that.
     began_ns: AtomicI64,
+    /// Something of it may be in the namespace.
+    has_applied: AtomicBool,
     progress: watch::Sender<Progress>,
     /// Held while a difference is found and proposed.
     pub step: tokio::sync::Mutex<()>,
@@ -41,6 +43,7 @@ impl Flight {
         Self {
             created: Instant::now(),
             began_ns: AtomicI64::new(0),
+            has_applied: AtomicBool::new(false),
             progress: watch::Sender::new(Progress::Running(0)),
             step: tokio::sync::Mutex::new(()),
             checks: Mutex::default(),
@@ -50,6 +53,15 @@ impl Flight {
     /// Notes the time of the first LIST.
     pub fn begin(&self, now_ns: i64) {
         self.began_ns.store(now_ns, Ordering::Release);
+    }
+
+    /// Notes that something of it goes into the namespace.
+    pub fn applies(&self) {
+        self.has_applied.store(true, Ordering::Release);
+    }
+
+    pub fn has_applied(&self) -> bool {
+        self.has_applied.load(Ordering::Acquire)
     }
 
     /// Whether it began after `asked_ns`, or has not begun yet.

@@ -141,6 +141,11 @@ impl OpenMount {
         (status.expected_entries, status.index_streams, status.index_rate) = (0, 0, 0);
     }
 
+    /// Nobody indexes it any more, whatever there is of the index.
+    pub fn stop_index(&self) {
+        self.health.lock().status.indexing = false;
+    }
+
     /// Notes how far an index is that runs: entries and hidden keys so far, about how many entries there will be, how
     /// many requests are sent at a time, and how many entries come in a second.
     pub fn set_index_progress(&self, (entries, hidden): (u64, u64), expected: u64, streams: usize, rate: u64) {

@@ -10,7 +10,7 @@
 //! leave them alone, but for directories that they see, and who has listed up to the cut has them checked one by one.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
@@ -44,8 +44,10 @@ struct Frame {
     is_new: bool,
     /// Others list it: what pages say of it was not used.
     is_left_alone: bool,
-    /// It has names that are to be taken away at the end of the range.
+    /// It has names that are to be taken away at the end.
     has_absent: bool,
+    /// Since when it has had the names of all pages, on the master's clock; 0 before the first.
+    since_ns: i64,
 }
 
 /// What one page says of one directory.
@@ -60,6 +62,14 @@ pub(super) struct DirectoryWindow {
     pub is_new: bool,
     pub is_left_alone: bool,
     pub has_absent: bool,
+    pub since_ns: i64,
+}
+
+impl DirectoryWindow {
+    /// Whether no other page has to do with the rest of the directory.
+    pub(super) fn is_all(&self) -> bool {
+        self.is_whole && self.window.upto.is_none()
+    }
 }
 
 /// The directories that a range is in.
@@ -83,8 +93,8 @@ pub(super) struct Bounds {
 impl Frames {
     /// Those of a position, behind which the listing goes on.
     pub(super) fn at(position: &str, entries: u64, hidden: u64) -> Self {
-        let mut frames = Self { frames: Vec::new(), entries, hidden };
-        frames.enter_root(position.is_empty());
+        let root = Frame::new(Vec::new(), String::new(), position.is_empty());
+        let mut frames = Self { frames: vec![root], entries, hidden };
         for name in directories_of(position) {
             frames.enter(name, false);
         }
@@ -103,12 +113,21 @@ impl Frames {
         self.frames.iter().flat_map(names).collect()
     }
 
-    /// What became of the directories that are still open.
-    pub(super) fn note(&mut self, left_alone: &HashSet<Path>, absent: &HashSet<Path>) {
+    /// What became of the directories that are still open; `since` says since when one has the names of this page, 0
+    /// where the page says nothing of it.
+    pub(super) fn note(&mut self, left_alone: &HashSet<Path>, absent: &HashSet<Path>, since: impl Fn(&[Bytes]) -> i64) {
         for frame in &mut self.frames {
             frame.is_left_alone |= left_alone.contains(&frame.path);
             frame.has_absent |= absent.contains(&frame.path);
+            if frame.since_ns == 0 {
+                frame.since_ns = since(&frame.path);
+            }
         }
+    }
+
+    /// Whether one of them was left to others.
+    pub(super) fn are_left_alone(&self) -> bool {
+        self.frames.iter().any(|frame| frame.is_left_alone)
     }
 
     /// Cuts what lies behind `position` and up to `upto` (`None` for the end of all keys) into what it says of each
@@ -190,10 +209,6 @@ impl Frames {
         }
     }
 
-    fn enter_root(&mut self, is_whole: bool) {
-        self.frames.push(Frame::new(Vec::new(), String::new(), is_whole));
-    }
-
     fn enter(&mut self, name: &str, is_whole: bool) {
         let Some(parent) = self.frames.last() else { return };
         let (mut path, prefix) = (parent.path.clone(), format!("{}{name}/", parent.prefix));
@@ -221,6 +236,7 @@ impl Frame {
             is_new: true,
             is_left_alone: false,
             has_absent: false,
+            since_ns: 0,
         }
     }
 
@@ -241,6 +257,7 @@ impl Frame {
             is_new: self.is_new,
             is_left_alone: self.is_left_alone,
             has_absent: self.has_absent,
+            since_ns: self.since_ns,
         }
     }
 
@@ -264,6 +281,7 @@ impl Frame {
             is_new: self.is_new,
             is_left_alone: self.is_left_alone,
             has_absent: self.has_absent,
+            since_ns: self.since_ns,
         })
     }
 }
@@ -314,10 +332,16 @@ pub(super) struct Known {
     pub asked_ns: i64,
     pub began_ns: i64,
     pub bounds: Bounds,
-    /// Directories that are being listed.
+    /// Directories that are being listed, or whose listings have failed since the page was asked for.
     pub listing: HashSet<u64>,
     /// Names, by directory, that were asked about since the page was.
-    pub newer: HashSet<(u64, Bytes)>,
+    pub newer: HashMap<u64, HashSet<Bytes>>,
+}
+
+impl Known {
+    fn is_newer(&self, directory: u64, name: &[u8]) -> bool {
+        self.newer.get(&directory).is_some_and(|names| names.contains(name))
+    }
 }
 
 /// What a page has found absent in a directory.
@@ -340,7 +364,10 @@ pub(super) struct PageChanges {
     pub absent: Vec<Absent>,
     /// Directories that were left to others.
     pub left_alone: HashSet<Path>,
-    /// Objects whose names are at the end of the range: to be checked.
+    /// Directories of which there may be more in other pages: those that the namespace has, and gets with this.
+    pub found: HashSet<Path>,
+    pub added: HashSet<Path>,
+    /// Objects whose names are at an edge of the range: to be checked.
     pub at_edge: Vec<(Path, Bytes)>,
 }
 
@@ -368,9 +395,7 @@ pub(super) fn changes(
                 changes.left_alone.insert(window.path);
             }
             Found::Directory(inode, record) => changes.compare(tables, known, window, (inode, &record))?,
-            Found::Missing(inode, record, name)
-                if others_list(inode, &record) || known.newer.contains(&(inode, name.clone())) =>
-            {
+            Found::Missing(inode, record, name) if others_list(inode, &record) || known.is_newer(inode, &name) => {
                 changes.left_alone.insert(window.path);
             }
             Found::Missing(..) if window.is_seen => changes.add(known, window),
@@ -414,14 +439,22 @@ impl PageChanges {
     /// A directory that the namespace does not have.
     fn add(&mut self, known: &Known, mut window: DirectoryWindow) {
         self.without_edges(known, &mut window);
+        // Taken away since pages before, it is made anew without what these have.
+        if window.since_ns != 0 {
+            window.is_left_alone = true;
+            self.left_alone.insert(window.path.clone());
+        }
         let passed = window.passed.into_iter().map(|name| (name, Listed::Directory));
         let upsert = passed.chain(window.window.names).map(|(name, listed)| listed_entry(name, listed)).collect();
-        let is_complete = window.window.upto.is_none() && window.is_whole && !window.is_left_alone;
+        let is_complete = window.is_all() && !window.is_left_alone;
         let listed_ns = match (is_complete, window.is_new) {
             (false, _) => 0,
             (true, true) => known.asked_ns,
             (true, false) => known.began_ns,
         };
+        if !window.is_all() {
+            self.added.insert(window.path.clone());
+        }
         let (directory, observed_ns) = (window.path, known.asked_ns);
         self.groups.push(ListingGroup { directory, upsert, listed_ns, observed_ns, ..ListingGroup::default() });
     }
@@ -434,9 +467,15 @@ impl PageChanges {
         mut window: DirectoryWindow,
         (inode, record): (u64, &InodeRecord),
     ) -> Result<(), WorkError> {
+        if !window.is_all() {
+            self.found.insert(window.path.clone());
+        }
+        // Made anew since pages before, it lacks what these have.
+        if window.since_ns != 0 && record.mtime_ns > window.since_ns {
+            window.is_left_alone = true;
+            self.left_alone.insert(window.path.clone());
+        }
         let rests = self.without_edges(known, &mut window);
-        let newer: HashSet<&[u8]> =
-            known.newer.iter().filter(|(directory, _)| *directory == inode).map(|(_, name)| &name[..]).collect();
         let directories: HashSet<Bytes> = match rests.is_empty() {
             true => HashSet::new(),
             // What is left at an edge are directories.
@@ -446,12 +485,13 @@ impl PageChanges {
             }
         };
         let is_newer = |name: &[u8]| {
-            newer.contains(name) || rests.iter().any(|rest| is_at_edge(rest, name)) && !directories.contains(name)
+            known.is_newer(inode, name)
+                || rests.iter().any(|rest| is_at_edge(rest, name)) && !directories.contains(name)
         };
         let mut upsert = Vec::new();
         for name in std::mem::take(&mut window.passed) {
             let dentry = tables.dentry(inode, &name)?;
-            if dentry.is_none_or(|dentry| dentry.kind() != Kind::Directory) && !newer.contains(&name[..]) {
+            if dentry.is_none_or(|dentry| dentry.kind() != Kind::Directory) && !known.is_newer(inode, &name) {
                 upsert.push(listed_entry(name, Listed::Directory));
             }
         }

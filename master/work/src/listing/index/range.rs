@@ -1,9 +1,9 @@
 //! A part of a mount's keys that one stream lists, page by page.
 //!
 //! Each page is in the namespace before the next one is asked for, in the command that says how far the range is.
-//! What is absent goes at its end: only then is it known that all of it came in order. Until then, and while objects
-//! wait for their place or for a check, the range is noted to be where that began: who goes on with it lists those
-//! pages again.
+//! What is absent goes at the end of all ranges: only then is it known that all keys came in order. Until then, and
+//! while objects wait for their place or for a check, the range is noted to be where that began: who goes on with it
+//! lists those pages again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +13,9 @@ use bytes::Bytes;
 use cavern_conf::backoff;
 use cavern_proto::record::{ApplyListing, IndexRange, ListingGroup};
 use cavern_ufs::{ListPage, Lister, ObjectMeta, RangeLister, RangePage, UfsError};
+use futures::{FutureExt as _, StreamExt as _, stream};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::page::{self, Absent, Bounds, Frames, Known, PageChanges, Path};
 use super::run::{IndexRun, PageInFlight, Side};
@@ -25,13 +27,16 @@ use crate::mounts::OpenMount;
 /// Pages without a difference that follow each other and are not noted.
 const UNNOTED: u32 = 16;
 /// Keys behind a cut that both who lists up to it and who lists from there on are asked for.
-const COMPARED: usize = 64;
+const COMPARED: usize = 16;
 /// Directories that are looked into for one with several below it.
 const DEPTH: usize = 8;
 /// Memory for an object of a page, beside its key and ETag: as it came, as it is compared, and on its way to the log.
 const OBJECT_BYTES: usize = 1000;
 /// How often key and ETag are in memory.
 const COPIES: usize = 6;
+/// Memory for what is absent in a directory, beside the names, and for each name of its path.
+const ABSENT_BYTES: usize = 256;
+const ABSENT_NAME_BYTES: usize = 64;
 
 /// What all ranges of an index have.
 #[derive(Clone)]
@@ -39,6 +44,8 @@ pub(super) struct Context {
     pub listings: Listings,
     pub mount: Arc<OpenMount>,
     pub run: Arc<IndexRun>,
+    /// Ranges that rest are to end.
+    pub stop: CancellationToken,
 }
 
 /// What is asked for beside a page.
@@ -122,8 +129,9 @@ pub(super) struct Range {
     held_at: Option<Reached>,
     frames: Frames,
     left_alone: bool,
-    absent: Vec<Absent>,
-    /// Objects at the end of the range that are to be checked.
+    /// What it has found absent.
+    pub absent: Vec<Absent>,
+    /// Objects at an edge of the range that are to be checked.
     at_edge: Vec<(Path, Bytes)>,
     source: Source,
     ahead: Option<Fetched>,
@@ -136,6 +144,8 @@ pub(super) struct Range {
     unnoted: u32,
     /// Nothing was found behind this key.
     pub empty_behind: Option<String>,
+    /// It has asked for more than its next page.
+    pub asks_beside: bool,
 }
 
 impl Range {
@@ -172,6 +182,7 @@ impl Range {
             pages: 0,
             unnoted: 0,
             empty_behind: None,
+            asks_beside: false,
         }
     }
 
@@ -189,7 +200,7 @@ impl Range {
             entries,
             hidden,
             done,
-            left_alone: self.left_alone,
+            left_alone: self.left_alone || self.frames.are_left_alone(),
         }
     }
 
@@ -307,31 +318,57 @@ impl Range {
         let within =
             full_upto.as_ref().map_or(page.objects.len(), |upto| page.objects.partition_point(|o| o.key <= *upto));
         let beyond = page.objects.split_off(within);
-        let first = |objects: &[ObjectMeta]| -> Vec<String> {
-            objects.iter().take(COMPARED).map(|object| object.key.clone()).collect()
-        };
-        let begins = self.is_part() && !self.bounds.after.is_empty() && self.position == self.bounds.after;
-        let ends = self.bounds.upto.as_ref().filter(|_| !beyond.is_empty());
-        if begins && !context.run.meets(&self.bounds.after, Side::From, first(&page.objects))
-            || ends.is_some_and(|upto| !context.run.meets(upto, Side::UpTo, first(&beyond)))
-        {
-            return Err(Failure::Unsuitable);
-        }
         let is_end = is_last || !beyond.is_empty();
-        let last = page.objects.last().and_then(|object| object.key.strip_prefix(prefix)).map(str::to_owned);
-        let upto = if is_end { self.bounds.upto.clone() } else { Some(last.unwrap_or_else(|| self.position.clone())) };
+        let last = page.objects.last().and_then(|object| object.key.strip_prefix(prefix));
+        let last = last.unwrap_or(&self.position).to_owned();
+        if self.is_part() {
+            let end = is_end.then_some(last.as_str());
+            Box::pin(self.compare_borders(context, (&page.objects, &beyond), end)).await?;
+        }
+        let upto = if is_end { self.bounds.upto.clone() } else { Some(last.clone()) };
         let (entries, hidden) = (self.frames.entries, self.frames.hidden);
         self.frames.hidden += page.hidden;
         if !is_end && upto.as_ref() == Some(&self.position) {
             return Ok(());
         }
-        let before = Reached { position: std::mem::take(&mut self.position), entries, hidden };
+        let before = Reached { position: std::mem::replace(&mut self.position, last), entries, hidden };
         let objects = page.objects.iter();
         let keys = objects.filter_map(|object| Some((object.key.strip_prefix(prefix)?, object)));
         let windows = self.frames.cut(&self.bounds, &before.position, keys, upto.as_deref());
-        self.position = upto.unwrap_or_else(|| last_position(&page.objects, prefix, &before.position));
         self.is_listed = is_end;
         self.apply(context, windows, in_flight.asked_ns, before).await
+    }
+
+    /// Compares what lies behind the cuts that the range begins and ends at with what the ranges beside it have listed
+    /// there. A page has keys within it and beyond it; the one that ends it comes with its last key.
+    async fn compare_borders(
+        &self,
+        context: &Context,
+        (within, beyond): (&[ObjectMeta], &[ObjectMeta]),
+        end: Option<&str>,
+    ) -> Result<(), Failure> {
+        let (run, Bounds { after, upto }) = (&context.run, &self.bounds);
+        let mut differing = Vec::new();
+        let begins = !after.is_empty() && self.position == *after;
+        if begins && !run.meets(after, Side::From, first_keys(within.iter().chain(beyond))) {
+            differing.push(after);
+        }
+        if let (Some(last), Some(upto)) = (end, upto) {
+            run.note_last(upto, last);
+            if !run.meets(upto, Side::UpTo, first_keys(beyond)) {
+                differing.push(upto);
+            }
+        }
+        for cut in differing {
+            match context.continues(cut).await {
+                Ok(true) => {}
+                Ok(false) => return Err(Failure::Unsuitable),
+                // It is asked again at the end.
+                Err(Failure::Bucket(_)) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
     }
 
     /// A listing in no order begins anew, sorted.
@@ -351,23 +388,24 @@ impl Range {
         asked_ns: i64,
         before: Reached,
     ) -> Result<(), Failure> {
-        let Context { listings, mount, run } = context;
+        let Context { listings, mount, run, .. } = context;
         let _gate = mount.gate.read().await;
         let _step = run.step.read().await;
+        let mut listing: HashSet<u64> = listings.0.flights.lock().keys().copied().collect();
+        listing.extend(run.failed_since(asked_ns));
         let known = Known {
             root: mount.mount.root_inode,
             asked_ns,
             began_ns: run.began_ns,
             bounds: self.bounds.clone(),
-            listing: listings.0.flights.lock().keys().copied().collect(),
+            listing,
             newer: run.checked_since(asked_ns),
         };
-        let whole: HashSet<Path> = windows
-            .iter()
-            .filter(|window| window.is_whole && window.window.upto.is_none())
-            .map(|window| window.path.clone())
-            .collect();
-        let id = mount.id();
+        let all = windows.iter().filter(|window| window.is_all());
+        let whole: HashSet<Path> = all.map(|window| window.path.clone()).collect();
+        let parts = windows.iter().filter(|window| !window.is_whole);
+        let parts: Vec<(Path, i64)> = parts.map(|window| (window.path.clone(), window.since_ns)).collect();
+        let (id, read_ns) = (mount.id(), context.now_ns());
         let compared = listings.0.reader.read(move |tables| {
             if tables.mount(id)?.is_none() {
                 return Ok(None);
@@ -375,7 +413,7 @@ impl Range {
             page::changes(tables, &known, windows).map(Some)
         });
         let Some(changes) = compared.await.map_err(Failure::Log)? else { return Err(Failure::Gone) };
-        let PageChanges { groups, absent, mut left_alone, at_edge } = changes;
+        let PageChanges { groups, absent, mut left_alone, found, added, at_edge } = changes;
         let mut paths = HashSet::new();
         for absent in absent {
             paths.insert(absent.path.clone());
@@ -383,15 +421,29 @@ impl Range {
             if !is_complete {
                 left_alone.insert(noted.path.clone());
             }
-            self.absent.push(noted);
+            if !noted.is_empty() {
+                self.absent.push(noted);
+            }
         }
-        self.frames.note(&left_alone, &paths);
+        // What is made with this page is made at this time.
+        let now_ns = context.now_ns();
+        let since = |path: &[Bytes]| match found.contains(path) {
+            true => read_ns,
+            false if added.contains(path) => now_ns,
+            false => 0,
+        };
+        self.frames.note(&left_alone, &paths, since);
+        for (path, since_ns) in parts {
+            run.note_part(&path, if since_ns == 0 { since(&path) } else { since_ns });
+        }
         for path in &left_alone {
             run.leave_alone(path);
             self.left_alone |= !whole.contains(path);
         }
         self.at_edge.extend(at_edge);
-        let is_settled = self.absent.is_empty() && self.at_edge.is_empty() && !self.frames.hold_back();
+        // Names whose place is behind the last key came with it: the last page is listed again until the range is done.
+        let is_settled =
+            !self.is_listed && self.absent.is_empty() && self.at_edge.is_empty() && !self.frames.hold_back();
         self.held_at = if is_settled { None } else { Some(self.held_at.take().unwrap_or(before)) };
         self.unnoted += 1;
         if groups.is_empty() && self.unnoted < UNNOTED {
@@ -399,22 +451,20 @@ impl Range {
         }
         self.unnoted = 0;
         let noted = if self.is_part() { vec![self.record(false)] } else { Vec::new() };
-        context.propose(groups, noted).await.map_err(Failure::Log)
+        context.propose(groups, noted, now_ns).await.map_err(Failure::Log)
     }
 
-    /// Takes away what is absent, has the names at the end of the range checked, and notes that it is done.
+    /// Has the names at the end of the range checked, and notes that it is done, unless names are to be taken away:
+    /// until they are, who leads next has to find them again.
     async fn finish(&mut self, context: &Context) -> Result<(), Failure> {
-        let absent = std::mem::take(&mut self.absent);
-        if !absent.is_empty() {
-            self.left_alone |= !context.take_away(absent).await.map_err(Failure::Log)?;
-        }
         if let Some(upto) = self.bounds.upto.clone() {
             self.at_edge.extend(self.frames.held_back());
             context.check_edge(&upto, &self.at_edge).await?;
         }
         self.at_edge.clear();
         if self.is_part() {
-            context.propose(Vec::new(), vec![self.record(true)]).await.map_err(Failure::Log)?;
+            let noted = vec![self.record(self.absent.is_empty())];
+            context.propose(Vec::new(), noted, context.now_ns()).await.map_err(Failure::Log)?;
         }
         Ok(())
     }
@@ -425,8 +475,8 @@ async fn fetch(source: &mut Source, ahead: &mut Option<Fetched>, context: &Conte
     if let Some(fetched) = ahead.take() {
         return Ok(fetched);
     }
-    let Context { listings, mount, run } = context;
-    let in_flight = run.begin_page(listings.0.reader.clock().now_ns());
+    let Context { listings, mount, run, .. } = context;
+    let in_flight = run.begin_page(context.now_ns());
     match source {
         Source::Part(lister) => context.fetched(lister, in_flight).await,
         Source::Whole(lister) => {
@@ -437,6 +487,10 @@ async fn fetch(source: &mut Source, ahead: &mut Option<Fetched>, context: &Conte
 }
 
 impl Context {
+    pub(super) fn now_ns(&self) -> i64 {
+        self.listings.0.reader.clock().now_ns()
+    }
+
     /// The key of the bucket, with the mount's prefix. That of no key is none.
     fn full_key(&self, key: &str) -> String {
         if key.is_empty() { String::new() } else { format!("{}{key}", self.mount.ufs.prefix()) }
@@ -462,7 +516,7 @@ impl Context {
             Beside::Directories => Box::pin(self.directories(position)).await.map(Cuts::At).map_err(Failure::Bucket),
             Beside::Behind(at) => {
                 let mut lister = self.mount.ufs.list_behind(&self.full_key(&at));
-                let in_flight = self.run.begin_page(self.listings.0.reader.clock().now_ns());
+                let in_flight = self.run.begin_page(self.now_ns());
                 self.fetched(&mut lister, in_flight).await.map(|fetched| Cuts::Before(at, fetched))
             }
         };
@@ -491,11 +545,54 @@ impl Context {
         Ok(Vec::new())
     }
 
-    /// Puts changes and progress into the log, in one command if they are few.
-    pub(super) async fn propose(&self, groups: Vec<ListingGroup>, ranges: Vec<IndexRange>) -> Result<(), WorkError> {
-        let Self { listings, mount, run } = self;
-        let (mount_id, now_ns) = (mount.id(), listings.0.reader.clock().now_ns());
-        let index_began_ns = run.began_ns;
+    /// Whether all ranges together are one listing, as far as each of them was in order.
+    pub(super) async fn check_order(&self, streams: usize) -> Result<(), Failure> {
+        let ask = |cut: String| {
+            let context = self.clone();
+            async move { context.continues(&cut).await }.boxed()
+        };
+        let mut asked = stream::iter(self.run.unmet()).map(ask).buffer_unordered(streams.max(1));
+        while let Some(continues) = asked.next().await {
+            if !continues? {
+                return Err(Failure::Unsuitable);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the store lists the same behind a cut for whoever begins there and whoever begins behind the last key
+    /// before it, asked now.
+    async fn continues(&self, cut: &str) -> Result<bool, Failure> {
+        let last = self.run.last_before(cut);
+        let (here, before) = tokio::try_join!(self.keys_behind(cut, cut), self.keys_behind(&last, cut))?;
+        let is_met = here.is_empty() && before.is_empty() || here.iter().any(|key| before.contains(key));
+        if is_met {
+            self.run.met(cut);
+        }
+        Ok(is_met)
+    }
+
+    /// The first keys behind a cut, of a listing that begins behind a key which is no later.
+    async fn keys_behind(&self, after: &str, cut: &str) -> Result<Vec<String>, Failure> {
+        let mut lister = self.mount.ufs.list_behind(&self.full_key(after));
+        let cut = self.full_key(cut);
+        loop {
+            let Fetched { page, is_last, .. } = self.fetched(&mut lister, self.run.begin_page(self.now_ns())).await?;
+            let keys = first_keys(page.objects.iter().filter(|object| object.key > cut));
+            if is_last || !keys.is_empty() {
+                return Ok(keys);
+            }
+        }
+    }
+
+    /// Puts changes and progress into the log, in one command if they are few. What they make is made at this time.
+    pub(super) async fn propose(
+        &self,
+        groups: Vec<ListingGroup>,
+        ranges: Vec<IndexRange>,
+        now_ns: i64,
+    ) -> Result<(), WorkError> {
+        let (mount_id, index_began_ns) = (self.mount.id(), self.run.began_ns);
         let mut commands: Vec<ApplyListing> = portions(groups)
             .into_iter()
             .map(|groups| ApplyListing { mount_id, groups, now_ns, index_began_ns, ranges: Vec::new() })
@@ -505,14 +602,14 @@ impl Context {
             None if ranges.is_empty() => return Ok(()),
             None => commands.push(ApplyListing { mount_id, groups: Vec::new(), now_ns, index_began_ns, ranges }),
         }
-        listings.propose_portions(commands).await.map(drop)
+        self.listings.propose_portions(commands).await.map(drop)
     }
 
     /// Takes away what pages have found absent, but for names that were checked since, and marks directories that are
-    /// complete with that. False where some of them were left to others.
-    async fn take_away(&self, absent: Vec<Absent>) -> Result<bool, WorkError> {
-        let Self { listings, mount, run } = self;
-        let (mut absent, mut is_all) = (absent.into_iter().peekable(), true);
+    /// complete with that, unless others list them, or have since.
+    pub(super) async fn take_away(&self, absent: Vec<Absent>) -> Result<(), WorkError> {
+        let Self { listings, mount, run, .. } = self;
+        let mut absent = absent.into_iter().peekable();
         while absent.peek().is_some() {
             let _gate = mount.gate.read().await;
             let _step = run.step.read().await;
@@ -523,9 +620,8 @@ impl Context {
             {
                 size += 1 + next.remove.len() + next.replace.len();
                 let left = release(run, &next);
-                if listing.contains(&next.inode) {
+                if listing.contains(&next.inode) || run.failed_since(next.observed_ns).contains(&next.inode) {
                     run.leave_alone(&next.path);
-                    is_all = false;
                     continue;
                 }
                 let Absent { path, inode, observed_ns, mut remove, mut replace, listed_ns } = next;
@@ -534,9 +630,9 @@ impl Context {
                 let (directory, expect_inode, upsert) = (path, inode, replace);
                 groups.push(ListingGroup { directory, remove, upsert, listed_ns, expect_inode, observed_ns });
             }
-            self.propose(groups, Vec::new()).await?;
+            self.propose(groups, Vec::new(), self.now_ns()).await?;
         }
-        Ok(is_all)
+        Ok(())
     }
 
     /// Has names checked of which keys may lie on both sides of the end of a range: those that the namespace has, and
@@ -580,25 +676,41 @@ impl Context {
 
 /// Notes names that are to be taken away; without those that there is no room for, and whether there was room for all.
 fn note(run: &IndexRun, mut absent: Absent) -> (Absent, bool) {
-    let inode = absent.inode;
-    let names = absent.remove.len() + absent.replace.len();
-    absent.remove.retain(|name| run.note_absent(inode, name));
-    absent.replace.retain(|entry| run.note_absent(inode, &entry.name));
-    let is_complete = names == absent.remove.len() + absent.replace.len();
+    let (inode, names) = (absent.inode, absent.remove.len() + absent.replace.len());
+    let has_room = run.reserve(absent.bytes());
+    absent.remove.retain(|name| has_room && run.note_absent(inode, name));
+    absent.replace.retain(|entry| has_room && run.note_absent(inode, &entry.name));
+    let is_complete = has_room && names == absent.remove.len() + absent.replace.len();
     if !is_complete {
         absent.listed_ns = 0;
+    }
+    if has_room && absent.is_empty() {
+        run.free(absent.bytes());
     }
     (absent, is_complete)
 }
 
 /// Forgets noted names; with those that are still to be taken away.
 fn release(run: &IndexRun, absent: &Absent) -> HashSet<Bytes> {
+    run.free(absent.bytes());
     let names = absent.remove.iter().chain(absent.replace.iter().map(|entry| &entry.name));
     names.filter(|name| run.take_absent(absent.inode, name)).cloned().collect()
 }
 
-fn last_position(objects: &[ObjectMeta], prefix: &str, before: &str) -> String {
-    objects.last().and_then(|object| object.key.strip_prefix(prefix)).unwrap_or(before).to_owned()
+impl Absent {
+    /// Memory beside that of the names that are noted. Another number of them makes no difference.
+    fn bytes(&self) -> usize {
+        ABSENT_BYTES + self.path.iter().map(|name| ABSENT_NAME_BYTES + name.len()).sum::<usize>()
+    }
+
+    /// There is nothing left to do.
+    fn is_empty(&self) -> bool {
+        self.remove.is_empty() && self.replace.is_empty() && self.listed_ns == 0
+    }
+}
+
+fn first_keys<'a>(objects: impl IntoIterator<Item = &'a ObjectMeta>) -> Vec<String> {
+    objects.into_iter().take(COMPARED).map(|object| object.key.clone()).collect()
 }
 
 fn memory_of(object: &ObjectMeta) -> usize {

@@ -3,11 +3,16 @@
 //! An index must not undo what was asked later than its pages were. A check that is recorded while an index runs is
 //! noted here with the time of its question: pages that were asked for before leave the name alone, and what an earlier
 //! page has found absent is not taken away any more. A check whose question is older than the index is asked again. For
-//! both to be true at each moment, no page is applied while a check is recorded ([`IndexRun::step`]).
+//! both to be true at each moment, no page is applied while a check is recorded ([`IndexRun::step`]). The listing of a
+//! directory that has failed on its way may have said more than pages from before: these leave the directory alone.
+//!
+//! What is absent may only go when all keys are known to have come in order. Each range is in order by itself; that of
+//! all together follows where the ranges on both sides of each cut have listed the same behind it ([`Border`]): then
+//! they are one listing from the first key to the last, whatever the order of the store.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -25,13 +30,16 @@ pub struct IndexRun {
     /// Held for reading while a page is applied, for writing while a check is recorded.
     pub step: tokio::sync::RwLock<()>,
     seen: Mutex<Seen>,
-    /// Directories that were left to others though they are in no range as a whole.
+    /// Directories that were left to others, or that have names for which there was no room.
     left_alone: Mutex<HashSet<Vec<Bytes>>>,
-    /// Keys behind cuts, of whoever has met them first.
-    behind_cuts: Mutex<HashMap<String, (Side, Vec<String>)>>,
-    /// Memory that absent names may take, and do.
+    /// Directories that no range has as a whole, and since when each has had all names of its pages.
+    parts: Mutex<HashMap<Vec<Bytes>, i64>>,
+    /// What is known of each cut.
+    borders: Mutex<BTreeMap<String, Border>>,
+    /// Memory that absent names may take, and do; and whether that was too little.
     absent_max: usize,
     absent_bytes: AtomicUsize,
+    lacks_room: AtomicBool,
 }
 
 #[derive(Default)]
@@ -43,6 +51,18 @@ struct Seen {
     checks: HashMap<(u64, Bytes), i64>,
     /// Names that are to be taken away, unless they are checked before.
     absent: HashSet<(u64, Bytes)>,
+    /// Directories whose listings have failed on their way, and when.
+    failed: HashMap<u64, i64>,
+}
+
+/// A cut, as the ranges on its sides have listed it.
+#[derive(Default)]
+struct Border {
+    /// What the range that ends there has listed last; empty for nothing.
+    last: String,
+    /// The first keys behind it, of whoever has met them first.
+    keys: Option<(Side, Vec<String>)>,
+    is_met: bool,
 }
 
 /// Who has listed what lies behind a cut.
@@ -69,9 +89,11 @@ impl IndexRun {
             step: tokio::sync::RwLock::default(),
             seen: Mutex::default(),
             left_alone: Mutex::default(),
-            behind_cuts: Mutex::default(),
+            parts: Mutex::default(),
+            borders: Mutex::default(),
             absent_max,
             absent_bytes: AtomicUsize::new(0),
+            lacks_room: AtomicBool::new(false),
         }
     }
 
@@ -110,25 +132,59 @@ impl IndexRun {
     }
 
     /// Names, by directory, that were asked about since this time.
-    pub(super) fn checked_since(&self, asked_ns: i64) -> HashSet<(u64, Bytes)> {
-        let seen = self.seen.lock();
-        seen.checks.iter().filter(|(_, checked)| **checked >= asked_ns).map(|(name, _)| name.clone()).collect()
+    pub(super) fn checked_since(&self, asked_ns: i64) -> HashMap<u64, HashSet<Bytes>> {
+        let mut names: HashMap<u64, HashSet<Bytes>> = HashMap::new();
+        for ((directory, name), checked) in &self.seen.lock().checks {
+            if *checked >= asked_ns {
+                names.entry(*directory).or_default().insert(name.clone());
+            }
+        }
+        names
     }
 
-    /// Notes a name that is to be taken away at the end of its range; false where there is no room for it.
-    pub(super) fn note_absent(&self, directory: u64, name: &Bytes) -> bool {
-        let bytes = ABSENT_BYTES + name.len();
-        if self.absent_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes > self.absent_max {
-            self.absent_bytes.fetch_sub(bytes, Ordering::AcqRel);
-            return false;
+    /// Notes that the listing of a directory has failed, of which a part may be in the namespace. To be called before
+    /// it is no more among those that run.
+    pub fn listing_failed(&self, directory: u64, now_ns: i64) {
+        self.seen.lock().failed.insert(directory, now_ns);
+    }
+
+    /// Directories whose listings have failed since this time.
+    pub(super) fn failed_since(&self, asked_ns: i64) -> Vec<u64> {
+        let seen = self.seen.lock();
+        seen.failed.iter().filter(|(_, failed)| **failed >= asked_ns).map(|(directory, _)| *directory).collect()
+    }
+
+    /// Takes so much of the memory for absent names; false where there is no room.
+    pub(super) fn reserve(&self, bytes: usize) -> bool {
+        let has_room = self.absent_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes <= self.absent_max;
+        if !has_room {
+            self.free(bytes);
+            self.lacks_room.store(true, Ordering::Release);
         }
-        self.seen.lock().absent.insert((directory, name.clone()));
-        true
+        has_room
+    }
+
+    pub(super) fn free(&self, bytes: usize) {
+        self.absent_bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    /// Whether names stay for which there was no room: another index is to take them away.
+    pub(super) fn lacks_room(&self) -> bool {
+        self.lacks_room.load(Ordering::Acquire)
+    }
+
+    /// Notes a name that is to be taken away at the end; false where there is no room for it.
+    pub(super) fn note_absent(&self, directory: u64, name: &Bytes) -> bool {
+        let has_room = self.reserve(ABSENT_BYTES + name.len());
+        if has_room {
+            self.seen.lock().absent.insert((directory, name.clone()));
+        }
+        has_room
     }
 
     /// Whether a noted name is still to be taken away, which it is not any more after this.
     pub(super) fn take_absent(&self, directory: u64, name: &Bytes) -> bool {
-        self.absent_bytes.fetch_sub(ABSENT_BYTES + name.len(), Ordering::AcqRel);
+        self.free(ABSENT_BYTES + name.len());
         self.seen.lock().absent.remove(&(directory, name.clone()))
     }
 
@@ -140,24 +196,60 @@ impl IndexRun {
         self.left_alone.lock().contains(path)
     }
 
-    /// Whether keys behind a cut, as one side has listed them, are in part those that the other side has. Some may have
-    /// come or gone meanwhile, but hardly all; in a store that lists in another order there is none in common.
+    /// Notes since when a directory that no range has as a whole has had all names that pages have of it: one that was
+    /// made anew later lacks some. 0 for a page that has none.
+    pub(super) fn note_part(&self, path: &[Bytes], since_ns: i64) {
+        if since_ns == 0 {
+            return;
+        }
+        let mut parts = self.parts.lock();
+        let known = parts.entry(path.to_vec()).or_insert(since_ns);
+        *known = since_ns.min(*known);
+    }
+
+    /// Since when a directory has had all names that pages have of it; at any time where they have none.
+    pub(super) fn part_since(&self, path: &[Bytes]) -> i64 {
+        self.parts.lock().get(path).copied().unwrap_or(i64::MAX)
+    }
+
+    /// Notes what was listed last before a cut.
+    pub(super) fn note_last(&self, cut: &str, last: &str) {
+        last.clone_into(&mut self.borders.lock().entry(cut.to_owned()).or_default().last);
+    }
+
+    /// Notes the first keys behind a cut, as one side has listed them. False where the other side has others: some may
+    /// have come or gone meanwhile, but hardly all; in a store that lists in another order there is none in common.
     pub(super) fn meets(&self, cut: &str, side: Side, keys: Vec<String>) -> bool {
         if keys.is_empty() {
             return true;
         }
-        let mut behind_cuts = self.behind_cuts.lock();
-        match behind_cuts.get(cut) {
-            Some((other, known)) if *other != side => {
-                let is_met = keys.iter().any(|key| known.contains(key));
-                behind_cuts.remove(cut);
-                is_met
+        let mut borders = self.borders.lock();
+        let border = borders.entry(cut.to_owned()).or_default();
+        match border.keys.take() {
+            _ if border.is_met => {}
+            Some((other, known)) if other != side => {
+                border.is_met = keys.iter().any(|key| known.contains(key));
+                return border.is_met;
             }
-            _ => {
-                behind_cuts.insert(cut.to_owned(), (side, keys));
-                true
-            }
+            _ => border.keys = Some((side, keys)),
         }
+        true
+    }
+
+    /// Both sides of a cut have listed the same behind it.
+    pub(super) fn met(&self, cut: &str) {
+        self.borders.lock().entry(cut.to_owned()).or_default().is_met = true;
+    }
+
+    /// What was listed last before a cut.
+    pub(super) fn last_before(&self, cut: &str) -> String {
+        self.borders.lock().get(cut).map(|border| border.last.clone()).unwrap_or_default()
+    }
+
+    /// Cuts of which it is not known that both sides have listed the same behind them.
+    pub(super) fn unmet(&self) -> Vec<String> {
+        let borders = self.borders.lock();
+        borders.iter().filter(|(_, border)| !border.is_met).map(|(cut, _)| cut.clone()).collect()
     }
 }
 
@@ -199,14 +291,14 @@ mod tests {
         let first = run.begin_page(20);
         assert!(run.record_check(1, &name("a"), 15).unwrap() && run.record_check(1, &name("b"), 25).unwrap());
         let second = run.begin_page(30);
-        assert_eq!(run.checked_since(20), [(1, name("b"))].into());
-        assert_eq!(run.checked_since(30), HashSet::new());
+        assert_eq!(run.checked_since(20), HashMap::from([(1, HashSet::from([name("b")]))]));
+        assert_eq!(run.checked_since(30), HashMap::new());
         // An earlier question does not hide a later one.
         assert!(run.record_check(1, &name("b"), 12).unwrap());
         assert_eq!(run.checked_since(20).len(), 1);
         drop(first);
         drop(second);
-        assert_eq!(run.checked_since(0), HashSet::new());
+        assert_eq!(run.checked_since(0), HashMap::new());
     }
 
     #[test]
@@ -226,8 +318,8 @@ mod tests {
     #[test]
     fn absent_names_take_no_more_memory_than_they_may_and_go_when_they_are_checked() {
         let run = Arc::new(IndexRun::new(1, 2 * ABSENT_BYTES + 2));
-        assert!(run.note_absent(1, &name("a")) && run.note_absent(1, &name("b")));
-        assert!(!run.note_absent(1, &name("c")));
+        assert!(run.note_absent(1, &name("a")) && run.note_absent(1, &name("b")) && !run.lacks_room());
+        assert!(!run.note_absent(1, &name("c")) && run.lacks_room());
         assert!(run.record_check(1, &name("a"), 5).unwrap());
         assert!(!run.take_absent(1, &name("a")) && run.take_absent(1, &name("b")));
         assert!(run.note_absent(1, &name("c")));
@@ -235,15 +327,37 @@ mod tests {
 
     #[test]
     fn both_sides_of_a_cut_meet_the_same_keys_behind_it() {
-        let run = IndexRun::new(1, 0);
         let keys = |numbers: std::ops::Range<u32>| numbers.map(|number| format!("k{number:03}")).collect::<Vec<_>>();
         for (one, other) in [(Side::UpTo, Side::From), (Side::From, Side::UpTo)] {
-            assert!(run.meets("k", one, keys(0..64)) && run.meets("k", other, keys(60..80)));
-            assert!(run.meets("k", one, keys(0..64)) && !run.meets("k", other, keys(64..80)));
+            let run = IndexRun::new(1, 0);
+            for cut in ["same", "others", "one", "asked"] {
+                run.note_last(cut, "last");
+                assert!(run.meets(cut, one, keys(0..64)));
+            }
+            assert!(run.meets("same", other, keys(60..80)) && !run.meets("others", other, keys(64..80)));
             // Nothing can be said.
-            assert!(run.meets("k", one, keys(0..64)) && run.meets("k", other, Vec::new()));
-            assert!(run.meets("other", other, keys(64..80)) && run.meets("k", other, keys(3..4)));
-            assert!(run.meets("other", one, keys(79..99)));
+            assert!(run.meets("one", other, Vec::new()) && run.meets("one", one, keys(3..4)));
+            run.met("asked");
+            assert!(run.meets("asked", other, keys(70..80)));
+            assert_eq!(run.unmet(), ["one", "others"]);
+            assert_eq!((run.last_before("one").as_str(), run.last_before("none").as_str()), ("last", ""));
         }
+    }
+
+    #[test]
+    fn a_directory_that_pages_have_in_parts_has_all_of_them_since_the_first() {
+        let run = IndexRun::new(5, 0);
+        let path = [name("d")];
+        for (since_ns, expected) in [(0, i64::MAX), (9, 9), (7, 7), (0, 7), (8, 7)] {
+            run.note_part(&path, since_ns);
+            assert_eq!(run.part_since(&path), expected);
+        }
+    }
+
+    #[test]
+    fn listings_that_fail_are_known_to_pages_from_before() {
+        let run = IndexRun::new(1, 0);
+        run.listing_failed(7, 20);
+        assert_eq!((run.failed_since(20), run.failed_since(21)), (vec![7], vec![]));
     }
 }

@@ -1,0 +1,73 @@
+//! How inodes and names are stored: without what nearly every record would repeat.
+//!
+//! The kind of a file is left out, and a modification time of whole seconds, as buckets have it, takes four bytes. What
+//! is read is as it was before; a record that is stored in full is read as well.
+
+use cavern_proto::master::Kind;
+use cavern_proto::record::{DentryRecord, InodeRecord};
+use prost::{DecodeError, Message as _};
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+pub fn encode_inode(record: &InodeRecord) -> Vec<u8> {
+    let mut stored = record.clone();
+    stored.kind = kind_stored(record.kind);
+    let seconds = u32::try_from(record.mtime_ns / SECOND_NS);
+    if let Ok(seconds) = seconds
+        && record.mtime_ns % SECOND_NS == 0
+    {
+        (stored.mtime_s, stored.mtime_ns) = (seconds, 0);
+    }
+    stored.encode_to_vec()
+}
+
+pub fn decode_inode(bytes: &[u8]) -> Result<InodeRecord, DecodeError> {
+    let mut record = InodeRecord::decode(bytes)?;
+    record.kind = kind_read(record.kind);
+    let seconds = std::mem::take(&mut record.mtime_s);
+    if seconds != 0 {
+        record.mtime_ns = i64::from(seconds) * SECOND_NS;
+    }
+    Ok(record)
+}
+
+pub fn encode_dentry(record: &DentryRecord) -> Vec<u8> {
+    DentryRecord { inode: record.inode, kind: kind_stored(record.kind) }.encode_to_vec()
+}
+
+pub fn decode_dentry(bytes: &[u8]) -> Result<DentryRecord, DecodeError> {
+    let record = DentryRecord::decode(bytes)?;
+    Ok(DentryRecord { inode: record.inode, kind: kind_read(record.kind) })
+}
+
+fn kind_stored(kind: i32) -> i32 {
+    if kind == Kind::File as i32 { 0 } else { kind }
+}
+
+fn kind_read(stored: i32) -> i32 {
+    if stored == 0 { Kind::File as i32 } else { stored }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_and_take_less_room() {
+        let second = SECOND_NS;
+        let times = [0, 1, -1, second, -second, 1_800_000_000 * second, 1_800_000_000 * second + 1, i64::MAX, i64::MIN];
+        let far = (i64::from(u32::MAX) + 1) * second;
+        for mtime_ns in times.into_iter().chain([far, far - second]) {
+            for kind in [Kind::File, Kind::Directory, Kind::Fifo] {
+                let record = InodeRecord { kind: kind as i32, mtime_ns, parent: 7, ..InodeRecord::default() };
+                let stored = encode_inode(&record);
+                assert_eq!(decode_inode(&stored).unwrap(), record, "{mtime_ns}");
+                assert_eq!(decode_inode(&record.encode_to_vec()).unwrap(), record, "in full");
+                let is_short = mtime_ns == 1_800_000_000 * second;
+                assert!(stored.len() + if is_short { 5 } else { 0 } <= record.encoded_len(), "{mtime_ns}");
+                let dentry = DentryRecord { inode: 9, kind: kind as i32 };
+                assert_eq!(decode_dentry(&encode_dentry(&dentry)).unwrap(), dentry);
+            }
+        }
+    }
+}
