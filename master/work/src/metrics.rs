@@ -12,26 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// Structs of metrics, each with its kind, its name, and what it says; and how they are registered.
-macro_rules! metrics {
-    ($($(#[$doc:meta])* $group:ident {
-        $($visible:vis $field:ident: $type:ty = $kind:ident($name:literal, $help:literal);)+
-    })+) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        pub struct $group {
-            $($visible $field: $type,)+
-        }
-
-        impl $group {
-            fn register(metrics: &Metrics) -> Self {
-                Self { $($field: metrics.$kind($name, $help),)+ }
-            }
-        }
-    )+};
-}
-
-metrics! {
+cavern_conf::metrics! {
     /// What the listing of buckets counts.
     ListingMetrics {
         pub pages: Counter = counter("master_list_pages", "LIST requests answered by buckets");
