@@ -305,7 +305,7 @@ fn unreachable(address: &str, cause: String) -> MasterError {
 pub fn described(consensus: &Consensus) -> Group {
     Group {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        feature_version: feature_version::known_at(consensus.address()),
+        feature_version: feature_version::known_at(&consensus.address),
         wall_ns: host::wall_ns(),
         ..consensus.group()
     }

@@ -229,7 +229,7 @@ impl Master {
 
     /// Waits until clients who come here get an answer, if only that another one leads. False when it will not be so.
     async fn is_ready(&self, stop: &CancellationToken) -> bool {
-        let own = self.consensus.identity().node_id;
+        let own = self.consensus.identity.node_id;
         loop {
             let (_, leader, state) = self.consensus.progress();
             if stop.is_cancelled() || state.is_err() {
