@@ -11,7 +11,8 @@ use std::time::Duration;
 use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_consensus::{
-    Clock, Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, PeerConnector, recovery, run_blocking, until,
+    Clock, Consensus, ConsensusConfig, LeaderLease, LogLimits, MESSAGE_MAX, PeerConnector, recovery, run_blocking,
+    until,
 };
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
@@ -99,9 +100,9 @@ struct PooledClientFactory {
 }
 
 impl WorkerClientFactory for PooledClientFactory {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients {
-        let pool = WorkerPool::of_master(&config.client, self.transport.clone(), term);
-        let pooled = Arc::new(PooledWorkers { pool: pool.clone(), workers, cluster_id: cluster_id.to_owned() });
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, lease: LeaderLease) -> WorkerClients {
+        let pool = WorkerPool::of_master(&config.client, self.transport.clone(), lease.lead.term);
+        let pooled = Arc::new(PooledWorkers { pool: pool.clone(), workers, cluster_id: cluster_id.to_owned(), lease });
         WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
 }

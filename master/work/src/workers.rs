@@ -4,7 +4,6 @@
 //! state that the log has, and has `worker_timeout` to send a heartbeat.
 
 pub mod calls;
-pub mod fenced;
 
 use std::collections::HashMap;
 use std::sync::Arc;
