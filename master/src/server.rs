@@ -188,8 +188,9 @@ impl Master {
             )
             .await?;
             let (consensus, sealer) = (Arc::new(consensus), Arc::new(sealer));
-            bootstrap.set_sealer(sealer.clone());
-            bootstrap.open(consensus.clone());
+            // This is done once.
+            let _ = bootstrap.sealer.set(sealer.clone());
+            let _ = bootstrap.consensus.set(consensus.clone());
             Ok((consensus, sealer))
         };
         let (consensus, sealer) = match stop.run_until_cancelled(Box::pin(started)).await {

@@ -41,7 +41,8 @@ impl RaftService {
 
     fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
         self.bootstrap
-            .consensus()
+            .consensus
+            .get()
             .ok_or_else(|| WorkError::unavailable("this master has no place in a cluster yet".into()).into())
     }
 
