@@ -102,31 +102,6 @@ impl Metrics {
     }
 }
 
-/// Declares structs of metrics, each metric with the method of [`Metrics`] that registers it, and with its name and the
-/// sentence that says what it is.
-#[macro_export]
-macro_rules! metrics {
-    ($($(#[$group_doc:meta])* $group:ident {
-        $(
-            $(#[$doc:meta])*
-            $visible:vis $field:ident: $type:ty = $register:ident($name:literal, $help:literal $(, $metric:expr)?);
-        )+
-    })+) => {$(
-        $(#[$group_doc])*
-        #[derive(Clone, Debug)]
-        pub struct $group {
-            $($(#[$doc])* $visible $field: $type,)+
-        }
-
-        impl $group {
-            /// Registers all of them.
-            pub fn register(metrics: &$crate::process::Metrics) -> Self {
-                Self { $($field: metrics.$register($name, $help $(, $metric)?),)+ }
-            }
-        }
-    )+};
-}
-
 /// Reads the process's own figures from `/proc/self` when they are asked for.
 #[derive(Debug)]
 struct ProcessCollector {

@@ -23,7 +23,8 @@ const WORKERS: &[Role] = &[Worker];
 /// Whoever needs to know where the others are.
 const EVERYBODY: &[Role] = &[Master, Worker, Client, Viewer, Operator, Admin];
 
-/// Whether the audit log has a call. What clients change in the namespace is not in it, but for quotas and times to live.
+/// Whether the audit log has a call. What clients change in the namespace is not in it, but for quotas and times to
+/// live.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Audit {
     Audited,
