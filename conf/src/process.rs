@@ -28,6 +28,31 @@ pub use metrics::Metrics;
 pub use places::{MissingDir, bind_open_tcp, bind_tcp, create_privately, ensure_dir, warn_if_others_reach};
 pub use signals::shutdown_on_signals;
 
+/// Declares structs of metrics, each metric with the method of [`Metrics`] that registers it, and with its name and the
+/// sentence that says what it is.
+#[macro_export]
+macro_rules! metrics {
+    ($($(#[$group_doc:meta])* $group:ident {
+        $(
+            $(#[$doc:meta])*
+            $visible:vis $field:ident: $type:ty = $register:ident($name:literal, $help:literal $(, $metric:expr)?);
+        )+
+    })+) => {$(
+        $(#[$group_doc])*
+        #[derive(Clone, Debug)]
+        pub struct $group {
+            $($(#[$doc])* $visible $field: $type,)+
+        }
+
+        impl $group {
+            /// Registers all of them.
+            pub fn register(metrics: &$crate::process::Metrics) -> Self {
+                Self { $($field: metrics.$register($name, $help $(, $metric)?),)+ }
+            }
+        }
+    )+};
+}
+
 /// Prints the line that reports to a supervisor that the process serves, with its true addresses (ports that were given
 /// as 0 are filled in): `cv master ready grpc=127.0.0.1:7700 http=127.0.0.1:7701`.
 ///

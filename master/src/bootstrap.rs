@@ -47,8 +47,10 @@ pub struct Bootstrap {
     place: watch::Sender<Option<Identity>>,
     /// One place is given at a time.
     giving: Mutex<()>,
-    consensus: OnceLock<Arc<Consensus>>,
-    sealer: OnceLock<Arc<SecretSealer>>,
+    /// Once it runs: others may speak to it.
+    pub consensus: OnceLock<Arc<Consensus>>,
+    /// The keys of the cluster's secrets, once they are there.
+    pub sealer: OnceLock<Arc<SecretSealer>>,
 }
 
 impl Bootstrap {
@@ -71,26 +73,9 @@ impl Bootstrap {
         })
     }
 
-    /// The consensus runs: others may speak to it.
-    pub fn open(&self, consensus: Arc<Consensus>) {
-        // It is opened once.
-        let _ = self.consensus.set(consensus);
-    }
-
-    /// The keys of the cluster's secrets are there.
-    pub fn set_sealer(&self, sealer: Arc<SecretSealer>) {
-        // It is opened once.
-        let _ = self.sealer.set(sealer);
-    }
-
     /// The keys of the cluster's secrets.
     pub fn sealer(&self) -> Result<&Arc<SecretSealer>, MasterError> {
         self.sealer.get().ok_or_else(starting)
-    }
-
-    /// The consensus, once it runs.
-    pub fn consensus(&self) -> Option<&Arc<Consensus>> {
-        self.consensus.get()
     }
 
     /// The consensus, for a message that is meant for this master.
@@ -305,7 +290,7 @@ fn unreachable(address: &str, cause: String) -> MasterError {
 pub fn described(consensus: &Consensus) -> Group {
     Group {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        feature_version: feature_version::known_at(consensus.address()),
+        feature_version: feature_version::known_at(&consensus.address),
         wall_ns: host::wall_ns(),
         ..consensus.group()
     }

@@ -98,7 +98,7 @@ pub async fn raise(services: &Services) -> Result<bool, MasterError> {
     }
     let group = described(&services.consensus);
     let others = group.members.iter().filter(|member| member.node_id != group.node_id);
-    let answers = join_all(others.map(|member| ask_group(services.consensus.connector(), &member.address))).await;
+    let answers = join_all(others.map(|member| ask_group(&services.consensus.connector, &member.address))).await;
     let answers = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
     let known = known_to_all(answers.iter().chain([&group]));
     if known > agreed {

@@ -36,7 +36,7 @@ impl LeaderElection {
 
     /// The answer to one who asked the wrong master.
     pub fn not_leading(&self) -> MasterError {
-        let answer = self.bootstrap.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading());
+        let answer = self.bootstrap.consensus.get().map_or(NotLeading { leader: None }, |node| node.not_leading());
         ConsensusError::NotLeading(answer).into()
     }
 

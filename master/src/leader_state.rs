@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cavern_conf::Config;
 use cavern_consensus::leadership::open_log;
-use cavern_consensus::{Clock, Consensus, LeaderId, Proposer};
+use cavern_consensus::{Clock, Consensus, LeaderId, LeaderLease, Proposer};
 use cavern_fsck::Fsck;
 use cavern_net::WorkerPool;
 use cavern_state::{CurrentDatabase, Database, StateError, Tables};
@@ -21,7 +21,6 @@ use cavern_work::repair::Repair;
 use cavern_work::sessions::{CurrentSessions, Recalls, WatchHub};
 use cavern_work::workers::Workers;
 use cavern_work::workers::calls::{BlockFiller, ObjectWriter};
-use cavern_work::workers::fenced::Fenced;
 use cavern_work::{StateReader, WorkError};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -41,7 +40,7 @@ pub struct WorkerClients {
 
 /// Makes the way to the workers in a term, once these are known; tests have their own.
 pub trait WorkerClientFactory {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients;
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, lease: LeaderLease) -> WorkerClients;
 }
 
 /// What terms are made of: it outlives them.
@@ -172,8 +171,7 @@ fn services(
         recalls: Arc::new(Recalls::new(watch.clone())),
         refresh_wait: conf.refresh_wait.get(),
     };
-    let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id, lead.term);
-    let writer = Arc::new(Fenced { workers: writer, lease: lease.clone() });
+    let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id, lease.clone());
     let persistence = Persistence::new(
         lookups.clone(),
         proposer.clone(),

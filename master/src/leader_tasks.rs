@@ -76,7 +76,7 @@ impl LeaderTasks {
 /// since this process was started. From then on blocks have names that were not given in a past that is not known here.
 async fn begin_history(services: &Services) -> Result<(), MasterError> {
     let counters = services.lookups.reader.look(|tables| Ok(tables.counters()?)).await?;
-    let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start();
+    let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start;
     if began_since_start {
         return Ok(());
     }

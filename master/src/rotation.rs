@@ -18,7 +18,7 @@ use cavern_consensus::{Consensus, PeerConnector};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyRequest, Target};
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
-use cavern_state::outcome::{Repeatable, Sealing};
+use cavern_state::outcome::Repeatable;
 use cavern_state::{CurrentDatabase, Tables};
 use cavern_work::mounts::SecretSealer;
 use cavern_work::{Request, WorkError};
@@ -58,7 +58,7 @@ pub async fn rotate(
     let forgotten = others.iter().map(|(member, target)| {
         let request = SettleKeysRequest { target: Some(target.clone()), generation: reply.generation };
         async move {
-            let mut calls = consensus.connector().calls(&member.address)?;
+            let mut calls = consensus.connector.calls(&member.address)?;
             let answer = tokio::time::timeout(ANSWER * 2, calls.settle_keys(request)).await;
             Ok::<_, MasterError>(answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.into_inner().settled)))
         }
@@ -88,7 +88,7 @@ async fn use_new_key(
     let given = others(consensus);
     let given = given
         .iter()
-        .map(|(member, target)| give(consensus.connector(), member, target.clone(), (generation, key.clone().into())));
+        .map(|(member, target)| give(&consensus.connector, member, target.clone(), (generation, key.clone().into())));
     join_all(given).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     loop {
         let (epoch, mounts, secrets) =
@@ -105,13 +105,13 @@ async fn use_new_key(
         let seal = SealSecrets { mounts_epoch: epoch, generation, key_id: id.clone().into(), sealed };
         let seal = request.command_with(seal, &reply);
         match services.proposer.propose(seal).await? {
-            Repeatable::First(Sealing::Done) => {
+            Repeatable::First(true) => {
                 tracing::info!(generation, mounts = reply.mounts, "the cluster's secrets have a new key");
                 return Ok(reply);
             }
             Repeatable::Repeated(before) => return Ok(rotated_before(&before.reply)?),
             // A mount has come, gone or changed.
-            Repeatable::First(Sealing::OutOfDate) => {}
+            Repeatable::First(false) => {}
         }
     }
 }

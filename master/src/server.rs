@@ -11,7 +11,8 @@ use std::time::Duration;
 use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_consensus::{
-    Clock, Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, PeerConnector, recovery, run_blocking, until,
+    Clock, Consensus, ConsensusConfig, LeaderLease, LogLimits, MESSAGE_MAX, PeerConnector, recovery, run_blocking,
+    until,
 };
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
@@ -99,9 +100,9 @@ struct PooledClientFactory {
 }
 
 impl WorkerClientFactory for PooledClientFactory {
-    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients {
-        let pool = WorkerPool::of_master(&config.client, self.transport.clone(), term);
-        let pooled = Arc::new(PooledWorkers { pool: pool.clone(), workers, cluster_id: cluster_id.to_owned() });
+    fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, lease: LeaderLease) -> WorkerClients {
+        let pool = WorkerPool::of_master(&config.client, self.transport.clone(), lease.lead.term);
+        let pooled = Arc::new(PooledWorkers { pool: pool.clone(), workers, cluster_id: cluster_id.to_owned(), lease });
         WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
 }
@@ -187,8 +188,9 @@ impl Master {
             )
             .await?;
             let (consensus, sealer) = (Arc::new(consensus), Arc::new(sealer));
-            bootstrap.set_sealer(sealer.clone());
-            bootstrap.open(consensus.clone());
+            // This is done once.
+            let _ = bootstrap.sealer.set(sealer.clone());
+            let _ = bootstrap.consensus.set(consensus.clone());
             Ok((consensus, sealer))
         };
         let (consensus, sealer) = match stop.run_until_cancelled(Box::pin(started)).await {
@@ -229,7 +231,7 @@ impl Master {
 
     /// Waits until clients who come here get an answer, if only that another one leads. False when it will not be so.
     async fn is_ready(&self, stop: &CancellationToken) -> bool {
-        let own = self.consensus.identity().node_id;
+        let own = self.consensus.identity.node_id;
         loop {
             let (_, leader, state) = self.consensus.progress();
             if stop.is_cancelled() || state.is_err() {

@@ -69,7 +69,7 @@ pub async fn run_with_replays(
     }
     let registry = Metrics::new("worker");
     registry.with_registry(cavern_ufs::register_metrics);
-    let metrics = WorkerMetrics::new(&registry);
+    let metrics = WorkerMetrics::register(&registry);
     let transport = Transport::of_server(&config, Role::Worker)?;
     let audit = AuditLog::open(&config.worker.audit_log)?;
     transport.register_metrics(&registry);

@@ -143,6 +143,14 @@ impl Counts {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Waits for the rate, if that takes any time.
+    pub async fn wait(&self, wait: Duration) {
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+            self.add_wait(wait);
+        }
+    }
+
     /// It waited for its rate.
     pub fn add_wait(&self, wait: Duration) {
         self.waited_ns.fetch_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);

@@ -34,7 +34,7 @@ const LEASE: Duration = Duration::from_millis(700);
 #[derive(Clone)]
 pub struct LeaderLease {
     observed: Observed,
-    lead: LeaderId,
+    pub lead: LeaderId,
     given_away: LastTransfer,
 }
 

@@ -67,7 +67,7 @@ pub async fn open_log(
     clock.witness(Tables::new(database).counters()?.now_ns);
     let (proposer, serve) = consensus.proposer(lead, clock.clone());
     let proposals = spawn(serve);
-    let cluster_id = consensus.identity().cluster_id.clone();
+    let cluster_id = consensus.identity.cluster_id.clone();
     let init =
         Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns(), feature_version: feature_version::FIRST });
     proposer.propose(init).await?;

@@ -47,9 +47,9 @@ impl Consensus {
             },
         };
         Group {
-            cluster_id: self.identity().cluster_id.clone(),
+            cluster_id: self.identity.cluster_id.clone(),
             node_id: metrics.id,
-            address: self.address().to_owned(),
+            address: self.address.clone(),
             term: metrics.current_term,
             leader: metrics.current_leader.unwrap_or(0),
             last_index: metrics.last_log_index.unwrap_or(0),
@@ -168,12 +168,12 @@ impl Consensus {
 
     /// Has the group know the address of this master, which leads: it may be another than at the last start.
     pub async fn publish_address(&self) -> Result {
-        let own = self.identity().node_id;
+        let own = self.identity.node_id;
         let known = self.raft.metrics().borrow_watched().membership_config.membership().get_node(&own).cloned();
-        if known.is_none_or(|known| known.addr == self.address()) {
+        if known.is_none_or(|known| known.addr == self.address) {
             return Ok(());
         }
-        let nodes = ChangeMembers::SetNodes(BTreeMap::from([(own, Node::new(self.address()))]));
+        let nodes = ChangeMembers::SetNodes(BTreeMap::from([(own, Node::new(&self.address))]));
         self.raft.change_membership(nodes, true).await.map(drop).map_err(explain)
     }
 
@@ -182,7 +182,7 @@ impl Consensus {
     /// # Errors
     /// [`ConsensusError::Refused`] when there is none who could, [`ConsensusError::Deadline`] when it does not.
     pub async fn hand_over(&self, to: NodeId) -> Result<NodeId> {
-        let own = self.identity().node_id;
+        let own = self.identity.node_id;
         let observed = self.raft.metrics();
         let fit = |metrics: &RaftMetrics<Types>| -> Vec<NodeId> {
             let voters = metrics.membership_config.membership().voter_ids();

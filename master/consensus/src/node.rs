@@ -55,11 +55,13 @@ pub struct ConsensusConfig<'a> {
 
 /// A running node.
 pub struct Consensus {
-    identity: Identity,
-    address: String,
-    connector: PeerConnector,
+    pub identity: Identity,
+    /// Where others reach this master.
+    pub address: String,
+    /// To other masters.
+    pub connector: PeerConnector,
     pub(super) raft: Raft,
-    snapshots: Snapshots,
+    pub(super) snapshots: Snapshots,
     metrics: ConsensusMetrics,
     threads: RaftThreads,
     pub(super) log_size: Arc<Mutex<LogSize>>,
@@ -68,8 +70,8 @@ pub struct Consensus {
     pub(super) given_away: LastTransfer,
     pub(super) promise: Promise,
     pub(super) arrival: IncomingTransfer,
-    /// Index of the last entry that the log had when this process was started.
-    log_at_start: u64,
+    /// Index of the last entry that the log had when this process was started; 0 for none.
+    pub log_at_start: u64,
 }
 
 /// What ends with it, beside what is on its threads only.
@@ -158,29 +160,6 @@ impl Consensus {
             Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
             Err(error) => Err(fatal(error)),
         }
-    }
-
-    /// Index of the last entry that the log had when this process was started; 0 for none.
-    pub fn log_at_start(&self) -> u64 {
-        self.log_at_start
-    }
-
-    pub fn identity(&self) -> &Identity {
-        &self.identity
-    }
-
-    /// To other masters.
-    pub fn connector(&self) -> &PeerConnector {
-        &self.connector
-    }
-
-    /// Where others reach this master.
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
-    pub(super) fn snapshots(&self) -> &Snapshots {
-        &self.snapshots
     }
 
     /// Changes with everything that there is to see, and so also when this master begins or ceases to lead.

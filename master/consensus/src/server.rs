@@ -125,7 +125,7 @@ impl Consensus {
     /// [`ConsensusError::Overloaded`] while another comes.
     pub async fn consider(&self, offer: SnapshotOffer) -> Result<SnapshotProgress> {
         let Ok(_only) = self.arrival.only.try_lock() else { return Err(is_taken()) };
-        let snapshots = self.snapshots().clone();
+        let snapshots = self.snapshots.clone();
         blocking(move || Ok(Incoming::begin(&snapshots, offer)?.progress())).await
     }
 
@@ -140,7 +140,7 @@ impl Consensus {
     ) -> Result<SnapshotReply> {
         let vote = convert::vote(&convert::required(offer.ballot, "the ballot")?);
         let Ok(_only) = self.arrival.only.try_lock() else { return Err(is_taken()) };
-        let snapshots = self.snapshots().clone();
+        let snapshots = self.snapshots.clone();
         let mut incoming = blocking(move || Incoming::begin(&snapshots, offer)).await?;
         let _shown = self.arrival.show(incoming.transfer());
         while let Some(piece) = pieces.next().await {

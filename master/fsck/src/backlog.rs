@@ -5,7 +5,6 @@ use cavern_proto::record::IntentRecord;
 use cavern_state::{PendingDeletion, Tables};
 use cavern_work::WorkError;
 use cavern_work::persist::Persistence;
-use tokio::time::Instant;
 
 use super::{PAGE, Run, of_inode};
 
@@ -38,37 +37,23 @@ fn judge_deletions(persistence: &Persistence, deletions: Vec<PendingDeletion>) -
 impl Run<'_> {
     pub(super) async fn check_backlog(&mut self) -> Result<(), WorkError> {
         self.step("what buckets lack");
-        let mut after = 0;
-        loop {
-            let (began, persistence) = (Instant::now(), self.fsck.persistence.clone());
-            let read = self.read(move |tables| {
-                let page = tables.intents(after, PAGE)?;
-                Ok((page.last().map(|(inode, _)| *inode), page.len(), judge_intents(tables, &persistence, &page)?))
-            });
-            let (last, count, found) = read.await?;
-            self.looked_at(count, found, began).await?;
-            let Some(last) = last else { break };
-            after = last;
-        }
-        let mut after: Option<(u32, String)> = None;
-        loop {
-            let (began, persistence, from) = (Instant::now(), self.fsck.persistence.clone(), after.take());
-            let read = self.read(move |tables| {
-                let from = from.as_ref().map(|(mount_id, key)| (*mount_id, key.as_str()));
-                let page = tables.deletions(from, PAGE)?;
-                let last = page.last().map(|last| (last.mount_id, last.key.clone()));
-                Ok((last, page.len(), judge_deletions(&persistence, page)))
-            });
-            let (last, count, mut found) = read.await?;
+        let persistence = self.fsck.persistence.clone();
+        self.look_at_pages(move |tables, after: Option<u64>| {
+            let page = tables.intents(after.unwrap_or(0), PAGE)?;
+            Ok((page.last().map(|(inode, _)| *inode), page.len(), judge_intents(tables, &persistence, &page)?))
+        })
+        .await?;
+        let (persistence, mount_id) = (self.fsck.persistence.clone(), self.scope.mount_id);
+        self.look_at_pages(move |tables, after: Option<(u32, String)>| {
+            let after = after.as_ref().map(|(mount_id, key)| (*mount_id, key.as_str()));
+            let page = tables.deletions(after, PAGE)?;
+            let (last, count) = (page.last().map(|last| (last.mount_id, last.key.clone())), page.len());
+            let mut found = judge_deletions(&persistence, page);
             // Of others than those of this mount.
-            let scope = &self.scope;
-            found.retain(|finding| scope.mount_id == 0 || scope.mount_id == finding.mount_id);
-            self.looked_at(count, found, began).await?;
-            if last.is_none() {
-                return Ok(());
-            }
-            after = last;
-        }
+            found.retain(|finding| mount_id == 0 || mount_id == finding.mount_id);
+            Ok((last, count, found))
+        })
+        .await
     }
 
     pub(super) async fn intents_again(&self, before: &[Finding]) -> Result<Vec<Finding>, WorkError> {

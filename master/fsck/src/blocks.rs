@@ -166,21 +166,11 @@ impl Run<'_> {
             self.looked_at(count, found, began).await?;
         }
         self.step("lists of blocks");
-        let mut after: Option<(u64, FileBlock)> = None;
-        loop {
-            let (began, from) = (Instant::now(), after);
-            let read = self.read(move |tables| {
-                let page = tables.rows_after(schema::Replicas, (), from).page(PAGE, |row| row.key())?;
-                let found = judge_replicas(tables, &page)?;
-                Ok((page.last().copied(), page.len(), found))
-            });
-            let (last, count, found) = read.await?;
-            self.looked_at(count, found, began).await?;
-            if last.is_none() {
-                return Ok(());
-            }
-            after = last;
-        }
+        self.look_at_pages(|tables, after: Option<(u64, FileBlock)>| {
+            let page = tables.rows_after(schema::Replicas, (), after).page(PAGE, |row| row.key())?;
+            Ok((page.last().copied(), page.len(), judge_replicas(tables, &page)?))
+        })
+        .await
     }
 
     /// What is wrong with blocks, in the tables and at their workers.

@@ -62,6 +62,8 @@ pub type Answers = mpsc::Sender<Result<FsckProgress, WorkError>>;
 
 /// Fs-mode mounts that can be used, by their ids.
 type Mounted = HashMap<u32, Arc<OpenMount>>;
+/// Where some records end, how many they are, and what was found in them.
+type Page<K> = (Option<K>, usize, Vec<Finding>);
 
 /// What a leader compares with. Cheap to clone.
 #[derive(Clone)]
@@ -190,6 +192,23 @@ impl Run<'_> {
         read: impl FnOnce(Tables<'_>) -> Result<T, WorkError> + Send + 'static,
     ) -> Result<T, WorkError> {
         self.fsck.lookups.reader.read(read).await
+    }
+
+    /// Looks at records page by page, each page from where the one before ended.
+    async fn look_at_pages<K: Send + 'static>(
+        &mut self,
+        look: impl Fn(Tables<'_>, Option<K>) -> Result<Page<K>, WorkError> + Clone + Send + 'static,
+    ) -> Result<(), WorkError> {
+        let mut after: Option<K> = None;
+        loop {
+            let (began, look, from) = (Instant::now(), look.clone(), after.take());
+            let (last, count, found) = self.read(move |tables| look(tables, from)).await?;
+            self.looked_at(count, found, began).await?;
+            if last.is_none() {
+                return Ok(());
+            }
+            after = last;
+        }
     }
 
     /// Begins with something else.

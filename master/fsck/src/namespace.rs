@@ -13,7 +13,6 @@ use cavern_state::records::{is_directory, links};
 use cavern_state::{Tables, schema, usage};
 use cavern_work::WorkError;
 use cavern_work::persist::plan;
-use tokio::time::Instant;
 
 use super::{Mounted, PAGE, Run, of_inode};
 
@@ -284,44 +283,31 @@ pub(super) fn will_be_written(tables: Tables<'_>, inode: u64, record: &InodeReco
 impl Run<'_> {
     pub(super) async fn check_namespace(&mut self) -> Result<(), WorkError> {
         self.step("inodes");
-        let mut after = 0;
-        loop {
-            let (began, mounts) = (Instant::now(), self.mounts.clone());
-            let read = self.read(move |tables| {
-                let (page, mut judge) = (tables.inodes_after(after, PAGE)?, Judge::new(tables, mounts)?);
-                for (inode, record) in &page {
-                    judge.inode(*inode, record)?;
-                }
-                Ok((page.last().map(|(inode, _)| *inode), page.len(), judge.found))
-            });
-            let (last, count, found) = read.await?;
-            self.looked_at(count, found, began).await?;
-            let Some(last) = last else { break };
-            after = last;
-        }
-        self.step("names");
-        let mut after: Option<(u64, Bytes)> = None;
-        loop {
-            let (began, mounts, from) = (Instant::now(), self.mounts.clone(), after.take());
-            let read = self.read(move |tables| {
-                let from = from.as_ref().map(|(parent, name)| (*parent, &name[..]));
-                let page = tables.rows_after(schema::Dentries, (), from).page(PAGE, |row| {
-                    let ((parent, name), dentry) = row.entry()?;
-                    Ok((parent, Bytes::copy_from_slice(name), dentry))
-                })?;
-                let mut judge = Judge::new(tables, mounts)?;
-                for (parent, name, dentry) in &page {
-                    judge.name(*parent, name, dentry)?;
-                }
-                Ok((page.last().map(|(parent, name, _)| (*parent, name.clone())), page.len(), judge.found))
-            });
-            let (last, count, found) = read.await?;
-            self.looked_at(count, found, began).await?;
-            if last.is_none() {
-                return Ok(());
+        let mounts = self.mounts.clone();
+        self.look_at_pages(move |tables, after: Option<u64>| {
+            let page = tables.inodes_after(after.unwrap_or(0), PAGE)?;
+            let mut judge = Judge::new(tables, mounts.clone())?;
+            for (inode, record) in &page {
+                judge.inode(*inode, record)?;
             }
-            after = last;
-        }
+            Ok((page.last().map(|(inode, _)| *inode), page.len(), judge.found))
+        })
+        .await?;
+        self.step("names");
+        let mounts = self.mounts.clone();
+        self.look_at_pages(move |tables, after: Option<(u64, Bytes)>| {
+            let after = after.as_ref().map(|(parent, name)| (*parent, &name[..]));
+            let page = tables.rows_after(schema::Dentries, (), after).page(PAGE, |row| {
+                let ((parent, name), dentry) = row.entry()?;
+                Ok((parent, Bytes::copy_from_slice(name), dentry))
+            })?;
+            let mut judge = Judge::new(tables, mounts.clone())?;
+            for (parent, name, dentry) in &page {
+                judge.name(*parent, name, dentry)?;
+            }
+            Ok((page.last().map(|(parent, name, _)| (*parent, name.clone())), page.len(), judge.found))
+        })
+        .await
     }
 
     pub(super) async fn inodes_again(&self, before: &[Finding]) -> Result<Vec<Finding>, WorkError> {

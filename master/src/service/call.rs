@@ -7,7 +7,7 @@ use cavern_security::{Identity, PeerCertificate, RateCharge};
 use cavern_work::WorkError;
 use cavern_work::namespace::Lookups;
 use futures::Stream;
-use tonic::Status;
+use tonic::{Response, Status};
 
 use super::peer::Peer;
 use crate::error::MasterError;
@@ -19,6 +19,8 @@ pub(super) const REQUEST_MAX: usize = 1 << 20;
 /// Longest answer.
 pub(super) const ANSWER_MAX: usize = 16 << 20;
 
+/// What a call is answered with.
+pub(super) type Answer<T> = Result<Response<T>, Status>;
 /// A stream of answers.
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 

@@ -23,9 +23,9 @@ use cavern_work::{Request, WorkError};
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Response, Status, Streaming};
+use tonic::{Response, Streaming};
 
-use super::call::{Answers, OrStatus as _, asker, check_count, shown};
+use super::call::{Answer, Answers, OrStatus as _, asker, check_count, shown};
 use super::guard::is_about;
 use super::session::SessionService;
 use crate::error::MasterError;
@@ -52,10 +52,7 @@ const PLACE_MAX: usize = 8192;
 impl Cluster for Services {
     type WatchStream = Answers<WatchEvent>;
 
-    async fn watch(
-        &self,
-        request: tonic::Request<Streaming<WatchRequest>>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(&self, request: tonic::Request<Streaming<WatchRequest>>) -> Answer<Self::WatchStream> {
         let owner = asker(&request).cloned();
         let certificate = shown(&request).cloned();
         let mut incoming = request.into_inner();
@@ -90,10 +87,7 @@ impl Cluster for Services {
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
-    async fn register_worker(
-        &self,
-        request: tonic::Request<RegisterWorkerRequest>,
-    ) -> Result<Response<RegisterWorkerReply>, Status> {
+    async fn register_worker(&self, request: tonic::Request<RegisterWorkerRequest>) -> Answer<RegisterWorkerReply> {
         is_about(&request, |asked| {
             asked.worker.as_ref().map_or_else(String::new, |worker| worker.data_address.clone())
         });
@@ -105,7 +99,7 @@ impl Cluster for Services {
         Ok(Response::new(reply))
     }
 
-    async fn heartbeat(&self, request: tonic::Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
+    async fn heartbeat(&self, request: tonic::Request<HeartbeatRequest>) -> Answer<HeartbeatReply> {
         let asker = asker(&request).cloned();
         let request = request.into_inner();
         let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
@@ -125,12 +119,12 @@ impl Cluster for Services {
         }))
     }
 
-    async fn list_claims(&self, request: tonic::Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
+    async fn list_claims(&self, request: tonic::Request<ListClaimsRequest>) -> Answer<ClaimList> {
         let asker = asker(&request).cloned();
         Ok(Response::new(self.repair.claims(request.into_inner(), asker).await.or_status()?))
     }
 
-    async fn list_workers(&self, request: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
+    async fn list_workers(&self, request: tonic::Request<ListWorkersRequest>) -> Answer<WorkerTable> {
         let mut table = self.workers.table().or_status()?;
         if asker(&request).and_then(Identity::client_name).is_some() {
             // Clients reach workers by their addresses; where their files are is for those who look at the cluster.
@@ -142,7 +136,7 @@ impl Cluster for Services {
         Ok(Response::new(table))
     }
 
-    async fn mount(&self, request: tonic::Request<MountRequest>) -> Result<Response<MountReply>, Status> {
+    async fn mount(&self, request: tonic::Request<MountRequest>) -> Answer<MountReply> {
         is_about(&request, |asked| {
             asked.mount.as_ref().map_or_else(String::new, |mount| format!("{} at {}", mount.uri, mount.path))
         });
@@ -159,7 +153,7 @@ impl Cluster for Services {
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty, keys }))
     }
 
-    async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
+    async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Answer<UnmountReply> {
         is_about(&request, |asked| asked.path.clone());
         let UnmountRequest { path, discard, request_id } = request.into_inner();
         let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
@@ -168,7 +162,7 @@ impl Cluster for Services {
         Ok(Response::new(UnmountReply { mount: Some(mount.without_secrets()) }))
     }
 
-    async fn update_mount(&self, request: tonic::Request<UpdateMountRequest>) -> Result<Response<MountReply>, Status> {
+    async fn update_mount(&self, request: tonic::Request<UpdateMountRequest>) -> Answer<MountReply> {
         is_about(&request, |asked| asked.path.clone());
         let is_secured = asker(&request).is_some();
         let request = request.into_inner();
@@ -178,13 +172,13 @@ impl Cluster for Services {
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), keys, ..MountReply::default() }))
     }
 
-    async fn index_mount(&self, request: tonic::Request<IndexMountRequest>) -> Result<Response<MountReply>, Status> {
+    async fn index_mount(&self, request: tonic::Request<IndexMountRequest>) -> Answer<MountReply> {
         is_about(&request, |asked| asked.path.clone());
         let mount = self.mount_changes.index(&request.get_ref().path).await.or_status()?;
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), ..MountReply::default() }))
     }
 
-    async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
+    async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Answer<MountTable> {
         // Where nobody shows who he is, whoever runs the cluster still sees what is mounted.
         let client = asker(&request).and_then(|asker| self.client(Some(asker)));
         let mut table = self.mount_table(client.as_deref())?;
@@ -193,15 +187,12 @@ impl Cluster for Services {
         Ok(Response::new(MountTable { mounts, ..table }))
     }
 
-    async fn get_credentials(
-        &self,
-        request: tonic::Request<ListMountsRequest>,
-    ) -> Result<Response<MountTable>, Status> {
+    async fn get_credentials(&self, request: tonic::Request<ListMountsRequest>) -> Answer<MountTable> {
         let table = self.mount_table(self.client(asker(&request)).as_deref())?;
         Ok(Response::new(MountTable { mounts: table.mounts.into_iter().map(told).collect(), ..table }))
     }
 
-    async fn vend_keys(&self, request: tonic::Request<VendKeysRequest>) -> Result<Response<VendedKeys>, Status> {
+    async fn vend_keys(&self, request: tonic::Request<VendKeysRequest>) -> Answer<VendedKeys> {
         let asker = asker(&request).cloned();
         let VendKeysRequest { mount_id, to_write } = *request.get_ref();
         let open = self.mounts.get(mount_id).or_status()?;
@@ -210,7 +201,7 @@ impl Cluster for Services {
         Ok(Response::new(open.vend(asker.as_ref(), to_write).await.or_status()?))
     }
 
-    async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
+    async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Answer<Job> {
         is_about(&request, |asked| asked.path.clone());
         let SubmitLoadRequest { path, request_id, metadata_only } = request.into_inner();
         let kind = if metadata_only { JobKind::LoadMetadata } else { JobKind::Load };
@@ -220,10 +211,7 @@ impl Cluster for Services {
 
     type LoadFilesStream = Answers<Job>;
 
-    async fn load_files(
-        &self,
-        request: tonic::Request<LoadFilesRequest>,
-    ) -> Result<Response<Self::LoadFilesStream>, Status> {
+    async fn load_files(&self, request: tonic::Request<LoadFilesRequest>) -> Answer<Self::LoadFilesStream> {
         is_about(&request, |asked| {
             let first = asked.paths.first().map_or("nothing", String::as_str);
             format!("{first} and {} others", asked.paths.len().saturating_sub(1))
@@ -236,35 +224,32 @@ impl Cluster for Services {
         })))
     }
 
-    async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
+    async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Answer<Job> {
         is_about(&request, |asked| asked.path.clone());
         let SubmitExportRequest { path, request_id } = request.into_inner();
         let request = Request::new(request_id).or_status()?;
         Ok(Response::new(self.jobs.submit_once(&request, JobKind::Export, &path, 0).await.or_status()?))
     }
 
-    async fn get_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+    async fn get_job(&self, request: tonic::Request<GetJobRequest>) -> Answer<Job> {
         Ok(Response::new(self.jobs.get(request.into_inner().id).await.or_status()?))
     }
 
-    async fn list_jobs(&self, _: tonic::Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
+    async fn list_jobs(&self, _: tonic::Request<ListJobsRequest>) -> Answer<JobList> {
         Ok(Response::new(JobList { jobs: self.jobs.list().await.or_status()? }))
     }
 
-    async fn cancel_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+    async fn cancel_job(&self, request: tonic::Request<GetJobRequest>) -> Answer<Job> {
         Ok(Response::new(self.jobs.cancel(request.into_inner().id).await.or_status()?))
     }
 
-    async fn retry_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+    async fn retry_job(&self, request: tonic::Request<GetJobRequest>) -> Answer<Job> {
         let GetJobRequest { id, request_id } = request.into_inner();
         let request = Request::new(request_id).or_status()?;
         Ok(Response::new(self.jobs.retry_once(&request, id).await.or_status()?))
     }
 
-    async fn get_persist_status(
-        &self,
-        request: tonic::Request<PersistStatusRequest>,
-    ) -> Result<Response<PersistStatus>, Status> {
+    async fn get_persist_status(&self, request: tonic::Request<PersistStatusRequest>) -> Answer<PersistStatus> {
         let lookups = self.asked_by(&request, 0)?;
         let only_looks = asker(&request).is_some_and(|asker| asker.role == Role::Viewer);
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
@@ -278,10 +263,7 @@ impl Cluster for Services {
         Ok(Response::new(self.persistence.status(&path, up_to).await.or_status()?))
     }
 
-    async fn resolve_lost(
-        &self,
-        request: tonic::Request<ResolveLostRequest>,
-    ) -> Result<Response<ResolveLostReply>, Status> {
+    async fn resolve_lost(&self, request: tonic::Request<ResolveLostRequest>) -> Answer<ResolveLostReply> {
         is_about(&request, |asked| asked.path.clone());
         self.asked_by(&request, 0)?.check_path_access(&request.get_ref().path).or_status()?;
         let (action, path) = (request.get_ref().action(), request.into_inner().path);
@@ -293,36 +275,24 @@ impl Cluster for Services {
         Ok(Response::new(self.persistence.resolve_lost(&path, action).await.or_status()?))
     }
 
-    async fn drain_worker(
-        &self,
-        request: tonic::Request<DrainWorkerRequest>,
-    ) -> Result<Response<WorkerBlocks>, Status> {
+    async fn drain_worker(&self, request: tonic::Request<DrainWorkerRequest>) -> Answer<WorkerBlocks> {
         is_about(&request, |asked| format!("worker {}", asked.worker_id));
         let DrainWorkerRequest { worker_id, undo } = request.into_inner();
         Ok(Response::new(self.repair.drain(worker_id, !undo).await.or_status()?))
     }
 
-    async fn get_worker_blocks(
-        &self,
-        request: tonic::Request<WorkerBlocksRequest>,
-    ) -> Result<Response<WorkerBlocks>, Status> {
+    async fn get_worker_blocks(&self, request: tonic::Request<WorkerBlocksRequest>) -> Answer<WorkerBlocks> {
         Ok(Response::new(self.repair.blocks_of(request.into_inner().worker_id).await.or_status()?))
     }
 
-    async fn remove_worker(
-        &self,
-        request: tonic::Request<RemoveWorkerRequest>,
-    ) -> Result<Response<RemoveWorkerReply>, Status> {
+    async fn remove_worker(&self, request: tonic::Request<RemoveWorkerRequest>) -> Answer<RemoveWorkerReply> {
         is_about(&request, |asked| format!("worker {}", asked.worker_id));
         let RemoveWorkerRequest { worker_id, force, request_id } = request.into_inner();
         let request = Request::new(request_id).or_status()?;
         Ok(Response::new(self.repair.remove_once(&request, worker_id, force).await.or_status()?))
     }
 
-    async fn list_unavailable(
-        &self,
-        request: tonic::Request<ListUnavailableRequest>,
-    ) -> Result<Response<UnavailableFiles>, Status> {
+    async fn list_unavailable(&self, request: tonic::Request<ListUnavailableRequest>) -> Answer<UnavailableFiles> {
         let ListUnavailableRequest { limit, inode } = request.into_inner();
         if inode != 0 {
             let extents = self.repair.unavailable_blocks(inode).await.or_status()?;
@@ -337,7 +307,7 @@ impl Cluster for Services {
 
     type FsckStream = Answers<FsckProgress>;
 
-    async fn fsck(&self, request: tonic::Request<FsckRequest>) -> Result<Response<Self::FsckStream>, Status> {
+    async fn fsck(&self, request: tonic::Request<FsckRequest>) -> Answer<Self::FsckStream> {
         is_about(&request, |asked| asked.path.clone());
         let (fsck, request) = (self.fsck.clone(), request.into_inner());
         Ok(Response::new(self.answer_in_parts(move |answers| async move {
@@ -346,7 +316,7 @@ impl Cluster for Services {
         })))
     }
 
-    async fn status(&self, request: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+    async fn status(&self, request: tonic::Request<StatusRequest>) -> Answer<ClusterStatus> {
         let StatusRequest { activity } = request.into_inner();
         let (epoch, mounts) = self.mounts.table().or_status()?;
         let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };

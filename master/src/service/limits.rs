@@ -120,10 +120,7 @@ async fn pay(charge: &RateCharge) -> Result<(), Status> {
              ask for less at a time, or have an admin raise them (cv mount update --client)"
         )));
     }
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
-        tenant.counts.add_wait(wait);
-    }
+    tenant.counts.wait(wait).await;
     Ok(())
 }
 
@@ -163,10 +160,7 @@ async fn wait_for_rate(tenant: &Tenant) -> Result<(), Status> {
              time, or raise {setting}"
         )));
     }
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
-        tenant.counts.add_wait(wait);
-    }
+    tenant.counts.wait(wait).await;
     unused.are_used();
     Ok(())
 }
@@ -222,10 +216,7 @@ pub(super) fn changes(tenant: Arc<Tenant>, lookups: Lookups, call: MutateRequest
         // What cannot be read is said when they are made.
         let in_mounts = lookups.pace(&tenant, &call.mutations).await.unwrap_or_default();
         let wait = tenant.rate.take(changes as u64).max(in_mounts);
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
-            tenant.counts.add_wait(wait);
-        }
+        tenant.counts.wait(wait).await;
         unused.are_used();
         let each = if tenant.record_change() { CHANGES / CHANGES_AMONG_OTHERS } else { 1 };
         if (CHANGES - tenant.room.available_permits()) / each + changes > FEW {

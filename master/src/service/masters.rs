@@ -13,9 +13,9 @@ use cavern_proto::raft::{
 use cavern_state::outcome::ReserveMasterId;
 use cavern_work::{Request, WorkError};
 use tokio::sync::Mutex;
-use tonic::{Response, Status, Streaming};
+use tonic::{Response, Streaming};
 
-use super::call::OrStatus as _;
+use super::call::{Answer, OrStatus as _};
 use super::guard::is_about;
 use crate::announce::announce;
 use crate::blocking::blocking;
@@ -41,7 +41,8 @@ impl RaftService {
 
     fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
         self.bootstrap
-            .consensus()
+            .consensus
+            .get()
             .ok_or_else(|| WorkError::unavailable("this master has no place in a cluster yet".into()).into())
     }
 
@@ -104,58 +105,52 @@ impl RaftService {
 
 #[tonic::async_trait]
 impl Raft for RaftService {
-    async fn append(&self, request: tonic::Request<AppendRequest>) -> Result<Response<AppendReply>, Status> {
+    async fn append(&self, request: tonic::Request<AppendRequest>) -> Answer<AppendReply> {
         let request = request.into_inner();
         let consensus = self.bootstrap.consensus_for(request.target.as_ref())?;
         Ok(Response::new(consensus.append(request).await?))
     }
 
-    async fn vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+    async fn vote(&self, request: tonic::Request<VoteRequest>) -> Answer<VoteReply> {
         let request = request.get_ref();
         Ok(Response::new(self.bootstrap.consensus_for(request.target.as_ref())?.vote(request).await?))
     }
 
-    async fn pre_vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+    async fn pre_vote(&self, request: tonic::Request<VoteRequest>) -> Answer<VoteReply> {
         let request = request.get_ref();
         Ok(Response::new(self.bootstrap.consensus_for(request.target.as_ref())?.pre_vote(request).await?))
     }
 
-    async fn hand_over(&self, request: tonic::Request<HandOverRequest>) -> Result<Response<HandOverReply>, Status> {
+    async fn hand_over(&self, request: tonic::Request<HandOverRequest>) -> Answer<HandOverReply> {
         let request = request.into_inner();
         let consensus = self.bootstrap.consensus_for(request.target.as_ref())?;
         Ok(Response::new(consensus.take_over(request).await?))
     }
 
-    async fn offer_snapshot(
-        &self,
-        request: tonic::Request<SnapshotOffer>,
-    ) -> Result<Response<SnapshotProgress>, Status> {
+    async fn offer_snapshot(&self, request: tonic::Request<SnapshotOffer>) -> Answer<SnapshotProgress> {
         let offer = request.into_inner();
         let consensus = self.bootstrap.consensus_for(offer.target.as_ref())?;
         Ok(Response::new(consensus.consider(offer).await?))
     }
 
-    async fn send_snapshot(
-        &self,
-        request: tonic::Request<Streaming<SnapshotPiece>>,
-    ) -> Result<Response<SnapshotReply>, Status> {
+    async fn send_snapshot(&self, request: tonic::Request<Streaming<SnapshotPiece>>) -> Answer<SnapshotReply> {
         let mut pieces = request.into_inner();
         let offer = offer_of(&mut pieces).await?;
         let consensus = self.bootstrap.consensus_for(offer.target.as_ref())?;
         Ok(Response::new(consensus.receive_snapshot(offer, pieces).await?))
     }
 
-    async fn get_group(&self, _: tonic::Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
+    async fn get_group(&self, _: tonic::Request<GetGroupRequest>) -> Answer<Group> {
         Ok(Response::new(self.bootstrap.group()))
     }
 
-    async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+    async fn join(&self, request: tonic::Request<JoinRequest>) -> Answer<JoinReply> {
         is_about(&request, |asked| format!("master {}", asked.node_id));
         self.bootstrap.join(request.into_inner()).await?;
         Ok(Response::new(JoinReply {}))
     }
 
-    async fn take_key(&self, request: tonic::Request<TakeKeyRequest>) -> Result<Response<TakeKeyReply>, Status> {
+    async fn take_key(&self, request: tonic::Request<TakeKeyRequest>) -> Answer<TakeKeyReply> {
         let TakeKeyRequest { target, generation, key } = request.into_inner();
         self.bootstrap.consensus_for(target.as_ref())?;
         let sealer = self.bootstrap.sealer()?.clone();
@@ -163,20 +158,14 @@ impl Raft for RaftService {
         Ok(Response::new(TakeKeyReply {}))
     }
 
-    async fn settle_keys(
-        &self,
-        request: tonic::Request<SettleKeysRequest>,
-    ) -> Result<Response<SettleKeysReply>, Status> {
+    async fn settle_keys(&self, request: tonic::Request<SettleKeysRequest>) -> Answer<SettleKeysReply> {
         let SettleKeysRequest { target, generation } = request.into_inner();
         self.bootstrap.consensus_for(target.as_ref())?;
         let settled = rotation::settle_from(self.bootstrap.sealer()?, &self.bootstrap.database, generation).await?;
         Ok(Response::new(SettleKeysReply { settled }))
     }
 
-    async fn rotate_secrets(
-        &self,
-        request: tonic::Request<RotateSecretsRequest>,
-    ) -> Result<Response<RotateSecretsReply>, Status> {
+    async fn rotate_secrets(&self, request: tonic::Request<RotateSecretsRequest>) -> Answer<RotateSecretsReply> {
         let request = Request::new(request.into_inner().request_id).or_status()?;
         // A caller who is gone must not leave half of it.
         let service = self.clone();
@@ -184,7 +173,7 @@ impl Raft for RaftService {
         Ok(Response::new(rotated.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
-    async fn add_master(&self, request: tonic::Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
+    async fn add_master(&self, request: tonic::Request<AddMasterRequest>) -> Answer<Group> {
         is_about(&request, |asked| asked.address.clone());
         // A caller who is gone must not leave half of it.
         let (service, address) = (self.clone(), request.into_inner().address);
@@ -192,7 +181,7 @@ impl Raft for RaftService {
         Ok(Response::new(added.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
-    async fn remove_master(&self, request: tonic::Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {
+    async fn remove_master(&self, request: tonic::Request<RemoveMasterRequest>) -> Answer<Group> {
         is_about(&request, |asked| format!("master {}", asked.node_id));
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
@@ -201,10 +190,7 @@ impl Raft for RaftService {
         Ok(Response::new(described(consensus)))
     }
 
-    async fn transfer_leadership(
-        &self,
-        request: tonic::Request<TransferLeadershipRequest>,
-    ) -> Result<Response<Group>, Status> {
+    async fn transfer_leadership(&self, request: tonic::Request<TransferLeadershipRequest>) -> Answer<Group> {
         is_about(&request, |asked| format!("master {}", asked.node_id));
         let consensus = self.running()?;
         if consensus.leads().is_none() {
@@ -214,7 +200,7 @@ impl Raft for RaftService {
         Ok(Response::new(described(consensus)))
     }
 
-    async fn make_snapshot(&self, _: tonic::Request<MakeSnapshotRequest>) -> Result<Response<Group>, Status> {
+    async fn make_snapshot(&self, _: tonic::Request<MakeSnapshotRequest>) -> Answer<Group> {
         let consensus = self.running()?;
         consensus.make_snapshot().await?;
         Ok(Response::new(described(consensus)))

@@ -22,9 +22,9 @@ use cavern_work::persist::refresh::RefreshMode;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Streaming};
 
-use super::call::{Answers, OrStatus as _, asker, check_count};
+use super::call::{Answer, Answers, OrStatus as _, asker, check_count};
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::limits;
@@ -63,26 +63,26 @@ impl Services {
 
 #[tonic::async_trait]
 impl Namespace for Services {
-    async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
+    async fn resolve(&self, request: Request<ResolveRequest>) -> Answer<Entry> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let ResolveRequest { path, .. } = request.into_inner();
         Ok(Response::new(lookups.resolve(&path).await.or_status()?))
     }
 
-    async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
+    async fn lookup(&self, request: Request<LookupRequest>) -> Answer<Entry> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let LookupRequest { parent, name, .. } = request.into_inner();
         Ok(Response::new(lookups.lookup(parent, &name).await.or_status()?))
     }
 
-    async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
+    async fn get_inode(&self, request: Request<GetInodeRequest>) -> Answer<Entry> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         Ok(Response::new(lookups.get_inode(request.into_inner().inode).await.or_status()?))
     }
 
     type ReadDirStream = Answers<ReadDirPage>;
 
-    async fn read_dir(&self, request: Request<ReadDirRequest>) -> Result<Response<Self::ReadDirStream>, Status> {
+    async fn read_dir(&self, request: Request<ReadDirRequest>) -> Answer<Self::ReadDirStream> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let tenant = limits::tenant(&request);
         let request = request.into_inner();
@@ -108,10 +108,7 @@ impl Namespace for Services {
         Ok(Response::new(Box::pin(pages)))
     }
 
-    async fn refresh_listings(
-        &self,
-        request: Request<RefreshListingsRequest>,
-    ) -> Result<Response<RefreshListingsReply>, Status> {
+    async fn refresh_listings(&self, request: Request<RefreshListingsRequest>) -> Answer<RefreshListingsReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(&request, request.get_ref().directories.len().min(REFRESH_MAX));
         let RefreshListingsRequest { directories, wait, session } = request.into_inner();
@@ -121,7 +118,7 @@ impl Namespace for Services {
         Ok(Response::new(RefreshListingsReply { directories, event_seq: self.watch.last_queued_seq(session) }))
     }
 
-    async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
+    async fn revalidate(&self, request: Request<RevalidateRequest>) -> Answer<Entry> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RevalidateRequest { parent, name, written, below, .. } = request.into_inner();
         let why = match (written, below) {
@@ -134,7 +131,7 @@ impl Namespace for Services {
 
     type RefreshStream = Answers<RefreshProgress>;
 
-    async fn refresh(&self, request: Request<RefreshRequest>) -> Result<Response<Self::RefreshStream>, Status> {
+    async fn refresh(&self, request: Request<RefreshRequest>) -> Answer<Self::RefreshStream> {
         let lookups = self.asked_by(&request, 0)?;
         is_about(&request, |asked| asked.path.clone());
         let tenant = limits::tenant(&request);
@@ -156,7 +153,7 @@ impl Namespace for Services {
 
     type MutateStream = Answers<MutateReply>;
 
-    async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
+    async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Answer<Self::MutateStream> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
         let (services, asker, audited) = (self.clone(), asker(&request).cloned(), AuditedCall::of(&request));
         let (tenant, runtime) = (limits::tenant(&request), PeerRuntime::of(&request));
@@ -175,7 +172,7 @@ impl Namespace for Services {
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
-    async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Result<Response<Xattrs>, Status> {
+    async fn get_xattrs(&self, request: Request<GetXattrsRequest>) -> Answer<Xattrs> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let GetXattrsRequest { inode, .. } = request.into_inner();
         let read = || {
@@ -192,7 +189,7 @@ impl Namespace for Services {
         Ok(Response::new(Xattrs { xattrs }))
     }
 
-    async fn check_access(&self, request: Request<CheckAccessRequest>) -> Result<Response<CheckAccessReply>, Status> {
+    async fn check_access(&self, request: Request<CheckAccessRequest>) -> Answer<CheckAccessReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let CheckAccessRequest { inode, user, wanted, .. } = request.into_inner();
         let read = || async {
@@ -204,7 +201,7 @@ impl Namespace for Services {
         Ok(Response::new(CheckAccessReply { allowed }))
     }
 
-    async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
+    async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Answer<Layout> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let GetLayoutRequest { inode, prefetch, user, .. } = request.into_inner();
         check_count(prefetch.len(), "files", PREFETCH_MAX)?;
@@ -221,7 +218,7 @@ impl Namespace for Services {
         Ok(Response::new(layout))
     }
 
-    async fn free_content(&self, request: Request<FreeContentRequest>) -> Result<Response<FreeContentReply>, Status> {
+    async fn free_content(&self, request: Request<FreeContentRequest>) -> Answer<FreeContentReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         is_about(&request, |asked| format!("{} files", asked.inodes.len()));
         let FreeContentRequest { inodes, session } = request.into_inner();
@@ -239,7 +236,7 @@ impl Namespace for Services {
         Ok(Response::new(FreeContentReply { results: results.collect() }))
     }
 
-    async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
+    async fn get_lock(&self, request: Request<GetLockRequest>) -> Answer<GetLockReply> {
         let GetLockRequest { inode, lock, .. } = request.get_ref();
         let (inode, kind, lock) = (*inode, request.get_ref().kind(), lock.unwrap_or_default());
         let lookups = self.asked_by(&request, lock.session)?;
@@ -258,10 +255,7 @@ impl Namespace for Services {
         Ok(Response::new(GetLockReply { lock: found.map(shown) }))
     }
 
-    async fn check_open_refs(
-        &self,
-        request: Request<CheckOpenRefsRequest>,
-    ) -> Result<Response<CheckOpenRefsReply>, Status> {
+    async fn check_open_refs(&self, request: Request<CheckOpenRefsRequest>) -> Answer<CheckOpenRefsReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(
             &request,
@@ -280,10 +274,7 @@ impl Namespace for Services {
         Ok(Response::new(reply))
     }
 
-    async fn restore_watches(
-        &self,
-        request: Request<RestoreWatchesRequest>,
-    ) -> Result<Response<RestoreWatchesReply>, Status> {
+    async fn restore_watches(&self, request: Request<RestoreWatchesRequest>) -> Answer<RestoreWatchesReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(
             &request,
@@ -303,7 +294,7 @@ impl Namespace for Services {
         Ok(Response::new(RestoreWatchesReply {}))
     }
 
-    async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
+    async fn make_listed(&self, request: Request<MakeListedRequest>) -> Answer<MakeListedReply> {
         let lookups = self.asked_by(&request, 0)?;
         let tenant = limits::tenant(&request).filter(|_| request.get_ref().recursive);
         let MakeListedRequest { inode, recursive } = request.into_inner();
@@ -314,7 +305,7 @@ impl Namespace for Services {
         Ok(Response::new(lookups.make_listed(inode, recursive).await.or_status()?))
     }
 
-    async fn recall(&self, request: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
+    async fn recall(&self, request: Request<RecallRequest>) -> Answer<RecallReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         if whole_mount {
@@ -330,14 +321,14 @@ impl Namespace for Services {
         Ok(Response::new(RecallReply {}))
     }
 
-    async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
+    async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Answer<Ttls> {
         let lookups = self.asked_by(&request, 0)?;
         let GetTtlsRequest { inode } = request.into_inner();
         check_one_directory(&lookups, inode).await.or_status()?;
         Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.ttls(inode)?)).await.or_status()?))
     }
 
-    async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
+    async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Answer<Quotas> {
         let lookups = self.asked_by(&request, 0)?;
         let GetQuotasRequest { inode } = request.into_inner();
         check_one_directory(&lookups, inode).await.or_status()?;
@@ -346,7 +337,7 @@ impl Namespace for Services {
 
     type UsageStream = Answers<UsageProgress>;
 
-    async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<Self::UsageStream>, Status> {
+    async fn usage(&self, request: Request<UsageRequest>) -> Answer<Self::UsageStream> {
         let lookups = self.asked_by(&request, 0)?;
         let tenant = limits::tenant(&request);
         let UsageRequest { path } = request.into_inner();

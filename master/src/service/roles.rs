@@ -7,6 +7,7 @@ use cavern_security::{Identity, Role};
 use tonic::Status;
 
 use super::call::REQUEST_MAX;
+use Audit::{Audited, Unaudited};
 use Role::{Admin, Client, Master, Operator, Viewer, Worker};
 
 /// Whoever reads and writes.
@@ -22,117 +23,97 @@ const WORKERS: &[Role] = &[Worker];
 /// Whoever needs to know where the others are.
 const EVERYBODY: &[Role] = &[Master, Worker, Client, Viewer, Operator, Admin];
 
+/// Whether the audit log has a call. What clients change in the namespace is not in it, but for quotas and times to
+/// live.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Audit {
+    Audited,
+    Unaudited,
+}
+
 /// Methods of a service, and the roles that may call them.
-type Methods = &'static [(&'static str, &'static [Role])];
+type Methods = &'static [(&'static str, &'static [Role], Audit)];
 
 /// Each service.
 const TABLE: &[(&str, Methods)] = &[
     (
         "cavern.master.v1.Namespace",
         &[
-            ("Resolve", USERS),
-            ("Lookup", USERS),
-            ("GetInode", USERS),
-            ("ReadDir", USERS),
-            ("RefreshListings", USERS),
-            ("Revalidate", USERS),
-            ("Refresh", &[Client, Operator, Admin]),
-            ("Usage", USERS),
-            ("Mutate", USERS),
-            ("CheckOpenRefs", USERS),
-            ("RestoreWatches", USERS),
-            ("GetXattrs", USERS),
-            ("CheckAccess", USERS),
-            ("GetLayout", USERS),
-            ("FreeContent", USERS),
-            ("GetLock", USERS),
-            ("MakeListed", USERS),
-            ("Recall", USERS),
-            ("GetQuotas", USERS),
-            ("GetTtls", USERS),
+            ("Resolve", USERS, Unaudited),
+            ("Lookup", USERS, Unaudited),
+            ("GetInode", USERS, Unaudited),
+            ("ReadDir", USERS, Unaudited),
+            ("RefreshListings", USERS, Unaudited),
+            ("Revalidate", USERS, Unaudited),
+            ("Refresh", &[Client, Operator, Admin], Audited),
+            ("Usage", USERS, Unaudited),
+            ("Mutate", USERS, Unaudited),
+            ("CheckOpenRefs", USERS, Unaudited),
+            ("RestoreWatches", USERS, Unaudited),
+            ("GetXattrs", USERS, Unaudited),
+            ("CheckAccess", USERS, Unaudited),
+            ("GetLayout", USERS, Unaudited),
+            ("FreeContent", USERS, Audited),
+            ("GetLock", USERS, Unaudited),
+            ("MakeListed", USERS, Unaudited),
+            ("Recall", USERS, Unaudited),
+            ("GetQuotas", USERS, Unaudited),
+            ("GetTtls", USERS, Unaudited),
         ],
     ),
     (
         "cavern.master.v1.Cluster",
         &[
-            ("Watch", USERS),
-            ("RegisterWorker", WORKERS),
-            ("Heartbeat", WORKERS),
-            ("ListWorkers", EVERYBODY),
-            ("ListClaims", WORKERS),
-            ("Mount", OPERATORS),
-            ("Unmount", OPERATORS),
-            ("UpdateMount", OPERATORS),
-            ("IndexMount", OPERATORS),
-            ("ListMounts", &[Worker, Client, Viewer, Operator, Admin]),
+            ("Watch", USERS, Unaudited),
+            ("RegisterWorker", WORKERS, Audited),
+            ("Heartbeat", WORKERS, Unaudited),
+            ("ListWorkers", EVERYBODY, Unaudited),
+            ("ListClaims", WORKERS, Unaudited),
+            ("Mount", OPERATORS, Audited),
+            ("Unmount", OPERATORS, Audited),
+            ("UpdateMount", OPERATORS, Audited),
+            ("IndexMount", OPERATORS, Audited),
+            ("ListMounts", &[Worker, Client, Viewer, Operator, Admin], Unaudited),
             // Workers fetch from buckets, and clients where no worker does.
-            ("GetCredentials", &[Worker, Client]),
-            ("VendKeys", &[Worker, Client]),
-            ("SubmitLoad", OPERATORS),
-            ("LoadFiles", OPERATORS),
-            ("SubmitExport", OPERATORS),
-            ("GetJob", VIEWERS),
-            ("ListJobs", VIEWERS),
-            ("CancelJob", OPERATORS),
-            ("RetryJob", OPERATORS),
-            ("GetPersistStatus", &[Client, Viewer, Operator, Admin]),
-            ("ResolveLost", OPERATORS),
-            ("DrainWorker", OPERATORS),
-            ("GetWorkerBlocks", VIEWERS),
-            ("RemoveWorker", OPERATORS),
-            ("ListUnavailable", VIEWERS),
-            ("Fsck", ADMINS),
-            ("Status", VIEWERS),
+            ("GetCredentials", &[Worker, Client], Audited),
+            ("VendKeys", &[Worker, Client], Audited),
+            ("SubmitLoad", OPERATORS, Audited),
+            ("LoadFiles", OPERATORS, Audited),
+            ("SubmitExport", OPERATORS, Audited),
+            ("GetJob", VIEWERS, Unaudited),
+            ("ListJobs", VIEWERS, Unaudited),
+            ("CancelJob", OPERATORS, Unaudited),
+            ("RetryJob", OPERATORS, Unaudited),
+            ("GetPersistStatus", &[Client, Viewer, Operator, Admin], Unaudited),
+            ("ResolveLost", OPERATORS, Audited),
+            ("DrainWorker", OPERATORS, Audited),
+            ("GetWorkerBlocks", VIEWERS, Unaudited),
+            ("RemoveWorker", OPERATORS, Audited),
+            ("ListUnavailable", VIEWERS, Unaudited),
+            ("Fsck", ADMINS, Audited),
+            ("Status", VIEWERS, Unaudited),
         ],
     ),
     (
         "cavern.raft.v1.Raft",
         &[
-            ("Append", MASTERS),
-            ("Vote", MASTERS),
-            ("PreVote", MASTERS),
-            ("HandOver", MASTERS),
-            ("OfferSnapshot", MASTERS),
-            ("SendSnapshot", MASTERS),
-            ("GetGroup", EVERYBODY),
-            ("Join", MASTERS),
-            ("TakeKey", MASTERS),
-            ("SettleKeys", MASTERS),
-            ("AddMaster", ADMINS),
-            ("RemoveMaster", ADMINS),
-            ("TransferLeadership", OPERATORS),
-            ("RotateSecrets", ADMINS),
-            ("MakeSnapshot", OPERATORS),
+            ("Append", MASTERS, Unaudited),
+            ("Vote", MASTERS, Unaudited),
+            ("PreVote", MASTERS, Unaudited),
+            ("HandOver", MASTERS, Unaudited),
+            ("OfferSnapshot", MASTERS, Unaudited),
+            ("SendSnapshot", MASTERS, Unaudited),
+            ("GetGroup", EVERYBODY, Unaudited),
+            ("Join", MASTERS, Audited),
+            ("TakeKey", MASTERS, Audited),
+            ("SettleKeys", MASTERS, Audited),
+            ("AddMaster", ADMINS, Audited),
+            ("RemoveMaster", ADMINS, Audited),
+            ("TransferLeadership", OPERATORS, Audited),
+            ("RotateSecrets", ADMINS, Audited),
+            ("MakeSnapshot", OPERATORS, Audited),
         ],
     ),
-];
-
-/// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
-const AUDITED: [&str; 24] = [
-    "RegisterWorker",
-    "Mount",
-    "Unmount",
-    "UpdateMount",
-    "IndexMount",
-    "GetCredentials",
-    "VendKeys",
-    "FreeContent",
-    "Refresh",
-    "SubmitLoad",
-    "LoadFiles",
-    "SubmitExport",
-    "ResolveLost",
-    "DrainWorker",
-    "RemoveWorker",
-    "Fsck",
-    "Join",
-    "TakeKey",
-    "SettleKeys",
-    "AddMaster",
-    "RemoveMaster",
-    "TransferLeadership",
-    "RotateSecrets",
-    "MakeSnapshot",
 ];
 
 /// Bytes of what others than masters ask the group of masters for: it takes large messages of masters, and others send
@@ -160,14 +141,15 @@ pub(super) fn message_max(path: &str, identity: &Identity) -> Option<usize> {
 }
 
 pub(super) fn is_audited(method: &str) -> bool {
-    AUDITED.contains(&method)
+    let mut methods = TABLE.iter().flat_map(|(_, methods)| *methods);
+    methods.any(|(name, _, audit)| *name == method && *audit == Audited)
 }
 
 /// The roles that may call the method of a path, `/SERVICE/METHOD`; none where there is no such method.
 fn callers(path: &str) -> &'static [Role] {
     let Some((service, method)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) else { return &[] };
     let methods = TABLE.iter().find(|(name, _)| *name == service).map_or(&[][..], |(_, methods)| methods);
-    methods.iter().find(|(name, _)| *name == method).map_or(&[], |(_, roles)| roles)
+    methods.iter().find(|(name, ..)| *name == method).map_or(&[], |(_, roles, _)| roles)
 }
 
 /// Whether it may make the call.
@@ -223,9 +205,8 @@ mod tests {
         for method in &methods {
             assert!(!callers(method).is_empty(), "{method} is not in the table");
         }
-        for method in AUDITED {
-            assert!(methods.iter().any(|path| path.ends_with(&format!("/{method}"))), "{method}");
-        }
+        let audited = methods.iter().filter(|path| is_audited(method(path)));
+        assert_eq!(audited.count(), 24);
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());
     }
@@ -296,7 +277,7 @@ mod tests {
     #[test]
     fn the_methods_of_the_namespace_are_those_of_its_service() {
         let (service, methods) = TABLE[0];
-        assert!(methods.iter().all(|(method, _)| is_of_namespace(&format!("/{service}/{method}"))));
+        assert!(methods.iter().all(|(method, ..)| is_of_namespace(&format!("/{service}/{method}"))));
         assert!(!is_of_namespace("/cavern.master.v1.Cluster/Watch"));
     }
 

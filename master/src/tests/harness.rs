@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, Interval};
-use cavern_consensus::Clock;
 use cavern_consensus::clock::Reading;
+use cavern_consensus::{Clock, LeaderLease};
 use cavern_net::Placement;
 use cavern_proto::data::{
     BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest, open_request,
@@ -50,7 +50,7 @@ pub fn new_bucket() -> (MemoryBucket, String) {
 pub struct NoWorkers;
 
 impl WorkerClientFactory for NoWorkers {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: LeaderLease) -> WorkerClients {
         WorkerClients { filler: Arc::new(Self), writer: Arc::new(Self), pool: None }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cavern_conf::Config;
+use cavern_consensus::LeaderLease;
 use cavern_net::Placement;
 use cavern_proto::block_id::block_length;
 use cavern_proto::data::{BlockRef, open_request};
@@ -31,7 +32,7 @@ struct Counting {
 }
 
 impl WorkerClientFactory for Counting {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: LeaderLease) -> WorkerClients {
         WorkerClients { filler: Arc::new(self.clone()), writer: Arc::new(NoWorkers), pool: None }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_conf::{Config, Interval};
+use cavern_consensus::LeaderLease;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest};
 use cavern_proto::master::mutation::Change;
@@ -42,7 +43,7 @@ struct Fake {
 }
 
 impl WorkerClientFactory for Fake {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: LeaderLease) -> WorkerClients {
         WorkerClients { filler: Arc::new(NoWorkers), writer: Arc::new(self.clone()), pool: None }
     }
 }

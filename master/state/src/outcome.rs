@@ -163,14 +163,6 @@ pub enum MountChange {
     NoSuchMount,
 }
 
-/// What became of secrets that are to be sealed with another key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sealing {
-    Done,
-    /// Mounts or the key have been changed since the proposer looked, who looks again.
-    OutOfDate,
-}
-
 /// What became of objects that are to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
@@ -311,9 +303,10 @@ answered! {
         Outcome::OutOfDate => MountChange::OutOfDate,
         Outcome::NoSuchMount => MountChange::NoSuchMount,
     }
-    SealSecrets(this) = Kind::SealSecrets(this) => Sealing {
-        Outcome::Done => Sealing::Done,
-        Outcome::OutOfDate => Sealing::OutOfDate,
+    // Whether mounts and the key were those that the proposer had seen, who looks again otherwise.
+    SealSecrets(this) = Kind::SealSecrets(this) => bool {
+        Outcome::Done => true,
+        Outcome::OutOfDate => false,
     }
     ApplyListing(this) = Kind::Listing(this) => ListingCounts {
         Outcome::Listed(counts) => counts,

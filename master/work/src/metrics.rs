@@ -12,116 +12,68 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// What the listing of buckets counts.
-#[derive(Clone, Debug)]
-pub struct ListingMetrics {
-    pub pages: Counter,
-    pub page_seconds: Histogram,
-    pub failures: Counter,
-    pub directories: Counter,
-    pub running: Gauge,
-    pub unlisted: Gauge,
-    pub one_name_checks: Counter,
-}
-
-impl ListingMetrics {
-    fn register(metrics: &Metrics) -> Self {
-        Self {
-            pages: metrics.counter("master_list_pages", "LIST requests answered by buckets"),
-            page_seconds: metrics.latency("master_list_page_seconds", "Time of one LIST request, retries included"),
-            failures: metrics.counter("master_list_failures", "Listings that failed"),
-            directories: metrics.counter("master_directories_listed", "Directories listed to their end"),
-            running: metrics.gauge("master_listings", "Directories being listed or waiting for it"),
-            unlisted: metrics
-                .gauge("master_unlisted_directories", "Directories of fs-mode mounts that are still to be indexed"),
-            one_name_checks: metrics.counter("master_one_name_checks", "Single names asked of buckets"),
-        }
+cavern_conf::metrics! {
+    /// What the listing of buckets counts.
+    ListingMetrics {
+        pub pages: Counter = counter("master_list_pages", "LIST requests answered by buckets");
+        pub page_seconds: Histogram = latency("master_list_page_seconds", "Time of one LIST request, retries included");
+        pub failures: Counter = counter("master_list_failures", "Listings that failed");
+        pub directories: Counter = counter("master_directories_listed", "Directories listed to their end");
+        pub running: Gauge = gauge("master_listings", "Directories being listed or waiting for it");
+        pub unlisted: Gauge =
+            gauge("master_unlisted_directories", "Directories of fs-mode mounts that are still to be indexed");
+        pub one_name_checks: Counter = counter("master_one_name_checks", "Single names asked of buckets");
     }
-}
-
-/// What the persistence of fs-mode mounts counts.
-#[derive(Clone, Debug)]
-pub struct PersistMetrics {
-    pub uploads: Counter,
-    pub upload_bytes: Counter,
-    pub deletions: Counter,
-    pub failures: Counter,
-    pub freed_blocks: Counter,
-    pub dropped_bytes: Counter,
-    backlog_files: Gauge,
-    backlog_bytes: Gauge,
-    backlog_deletions: Gauge,
-    oldest_seconds: Gauge,
+    /// What the persistence of fs-mode mounts counts.
+    PersistMetrics {
+        pub uploads: Counter = counter("master_persist_uploads", "Objects of fs-mode files written to buckets");
+        pub upload_bytes: Counter = counter("master_persist_upload_bytes", "Bytes of these objects");
+        pub deletions: Counter = counter("master_persist_deletions", "Objects of fs-mode files deleted from buckets");
+        pub failures: Counter = counter("master_persist_failures", "Attempts at writing or deleting that failed");
+        pub freed_blocks: Counter =
+            counter("master_persist_freed_blocks", "Blocks that no file has any more, freed at workers");
+        pub dropped_bytes: Counter = counter(
+            "master_persist_dropped_bytes",
+            "Bytes of blocks that buckets have, dropped where workers were nearly full"
+        );
+        backlog_files: Gauge = gauge("master_persist_backlog_files", "Files with changes that their bucket lacks");
+        backlog_bytes: Gauge = gauge("master_persist_backlog_bytes", "Bytes of files whose content their bucket lacks");
+        backlog_deletions: Gauge =
+            gauge("master_persist_backlog_deletions", "Objects that are to be deleted from buckets");
+        oldest_seconds: Gauge = gauge("master_persist_oldest_seconds", "Age of the oldest change that a bucket lacks");
+    }
+    /// What the repair of replicas counts.
+    RepairMetrics {
+        pub repaired_blocks: Counter =
+            counter("master_repaired_blocks", "Blocks of fs-mode files that were given another replica");
+        pub failures: Counter = counter("master_repair_failures", "Attempts at that which failed");
+        pub unavailable_files: Gauge =
+            gauge("master_unavailable_files", "Files with content that is at lost workers only and in no bucket");
+        pub unavailable_blocks: Gauge = gauge("master_unavailable_blocks", "Blocks of these files that nobody has");
+    }
+    /// Files whose time to live was over.
+    ExpiryMetrics {
+        pub freed: Counter =
+            counter("master_ttl_freed_files", "Files whose blocks were dropped since their time was over");
+        pub removed: Counter = counter("master_ttl_removed_files", "Files that were removed since their time was over");
+    }
+    /// Values that are set from time to time.
+    Gauges {
+        pub inodes: Gauge = gauge("master_inodes", "Inodes of the namespace, those about to be deleted included");
+        pub applied_index: Gauge = gauge("master_applied_index", "Last applied entry of the log");
+        pub sessions: Gauge = gauge("master_sessions", "Clients with a live session");
+        pub workers_live: Gauge = gauge("master_workers_live", "Workers in the placement table");
+        pub workers_lost: Gauge = gauge("master_workers_lost", "Workers that stopped sending heartbeats");
+    }
 }
 
 impl PersistMetrics {
-    fn register(metrics: &Metrics) -> Self {
-        Self {
-            uploads: metrics.counter("master_persist_uploads", "Objects of fs-mode files written to buckets"),
-            upload_bytes: metrics.counter("master_persist_upload_bytes", "Bytes of these objects"),
-            deletions: metrics.counter("master_persist_deletions", "Objects of fs-mode files deleted from buckets"),
-            failures: metrics.counter("master_persist_failures", "Attempts at writing or deleting that failed"),
-            freed_blocks: metrics
-                .counter("master_persist_freed_blocks", "Blocks that no file has any more, freed at workers"),
-            dropped_bytes: metrics.counter(
-                "master_persist_dropped_bytes",
-                "Bytes of blocks that buckets have, dropped where workers were nearly full",
-            ),
-            backlog_files: metrics.gauge("master_persist_backlog_files", "Files with changes that their bucket lacks"),
-            backlog_bytes: metrics
-                .gauge("master_persist_backlog_bytes", "Bytes of files whose content their bucket lacks"),
-            backlog_deletions: metrics
-                .gauge("master_persist_backlog_deletions", "Objects that are to be deleted from buckets"),
-            oldest_seconds: metrics
-                .gauge("master_persist_oldest_seconds", "Age of the oldest change that a bucket lacks"),
-        }
-    }
-
     pub fn set_backlog(&self, files: u64, bytes: u64, deletions: u64, oldest: Duration) {
         let shown = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.backlog_files.set(shown(files));
         self.backlog_bytes.set(shown(bytes));
         self.backlog_deletions.set(shown(deletions));
         self.oldest_seconds.set(shown(oldest.as_secs()));
-    }
-}
-
-/// What the repair of replicas counts.
-#[derive(Clone, Debug)]
-pub struct RepairMetrics {
-    pub repaired_blocks: Counter,
-    pub failures: Counter,
-    pub unavailable_files: Gauge,
-    pub unavailable_blocks: Gauge,
-}
-
-impl RepairMetrics {
-    fn register(metrics: &Metrics) -> Self {
-        Self {
-            repaired_blocks: metrics
-                .counter("master_repaired_blocks", "Blocks of fs-mode files that were given another replica"),
-            failures: metrics.counter("master_repair_failures", "Attempts at that which failed"),
-            unavailable_files: metrics
-                .gauge("master_unavailable_files", "Files with content that is at lost workers only and in no bucket"),
-            unavailable_blocks: metrics.gauge("master_unavailable_blocks", "Blocks of these files that nobody has"),
-        }
-    }
-}
-
-/// Files whose time to live was over.
-#[derive(Clone, Debug)]
-pub struct ExpiryMetrics {
-    pub freed: Counter,
-    pub removed: Counter,
-}
-
-impl ExpiryMetrics {
-    fn register(metrics: &Metrics) -> Self {
-        Self {
-            freed: metrics
-                .counter("master_ttl_freed_files", "Files whose blocks were dropped since their time was over"),
-            removed: metrics.counter("master_ttl_removed_files", "Files that were removed since their time was over"),
-        }
     }
 }
 
@@ -189,16 +141,6 @@ fn state_name(state: JobState) -> &'static str {
     }
 }
 
-/// Values that are set from time to time.
-#[derive(Clone, Debug)]
-pub struct Gauges {
-    pub inodes: Gauge,
-    pub applied_index: Gauge,
-    pub sessions: Gauge,
-    pub workers_live: Gauge,
-    pub workers_lost: Gauge,
-}
-
 /// All of it.
 #[derive(Clone, Debug)]
 pub struct MasterMetrics {
@@ -217,13 +159,6 @@ pub struct MasterMetrics {
 impl Default for MasterMetrics {
     fn default() -> Self {
         let registry = Metrics::new("master");
-        let gauges = Gauges {
-            inodes: registry.gauge("master_inodes", "Inodes of the namespace, those about to be deleted included"),
-            applied_index: registry.gauge("master_applied_index", "Last applied entry of the log"),
-            sessions: registry.gauge("master_sessions", "Clients with a live session"),
-            workers_live: registry.gauge("master_workers_live", "Workers in the placement table"),
-            workers_lost: registry.gauge("master_workers_lost", "Workers that stopped sending heartbeats"),
-        };
         Self {
             consensus: ConsensusMetrics::register(&registry),
             listing: ListingMetrics::register(&registry),
@@ -231,7 +166,7 @@ impl Default for MasterMetrics {
             repair: RepairMetrics::register(&registry),
             expiry: ExpiryMetrics::register(&registry),
             jobs: JobMetrics::register(&registry),
-            gauges,
+            gauges: Gauges::register(&registry),
             events: registry.counter("master_events", "Events sent to sessions"),
             resets: registry
                 .counter("master_session_resets", "Sessions that had to forget everything: too many events"),

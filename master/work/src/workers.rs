@@ -4,7 +4,6 @@
 //! state that the log has, and has `worker_timeout` to send a heartbeat.
 
 pub mod calls;
-pub mod fenced;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +14,7 @@ use cavern_conf::host;
 use cavern_conf::process::LogLimit;
 use cavern_consensus::Proposer;
 use cavern_proto::master::{
-    DiskReport, FetchFailure, HeartbeatRequest, MountHits, RegisterWorkerRequest, Worker, WorkerCounters, WorkerHits,
-    WorkerState, WorkerTable,
+    FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerHits, WorkerState, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
@@ -70,15 +68,8 @@ pub struct Workers {
 #[derive(Clone)]
 struct Report {
     received_at: Instant,
-    used_bytes: u64,
-    capacity_bytes: u64,
-    blocks: u64,
-    disks: Vec<DiskReport>,
-    counters: WorkerCounters,
-    fetch_failures: Vec<FetchFailure>,
-    hits: Vec<MountHits>,
-    /// Of which it knows the masters.
-    group_epoch: u64,
+    /// What it said, cut to what is kept of it.
+    told: HeartbeatRequest,
     /// What its clock is ahead of this one's, where it says.
     clock_ahead_ms: Option<i64>,
 }
@@ -135,8 +126,14 @@ impl Workers {
             return Err(WorkError::Invalid("a worker has a data address, and no text of more than 4 KiB".into()));
         }
         self.check_is_one(&request.uuid, &worker.data_address, asker)?;
-        let mut disks = worker.disks.clone();
-        disks.truncate(DISKS_MAX);
+        let mut told = HeartbeatRequest {
+            used_bytes: worker.used_bytes,
+            capacity_bytes: worker.capacity_bytes,
+            blocks: worker.blocks,
+            disks: worker.disks.clone(),
+            ..HeartbeatRequest::default()
+        };
+        told.disks.truncate(DISKS_MAX);
         // What changes with every heartbeat is not logged.
         let logged = Worker {
             used_bytes: 0,
@@ -151,18 +148,7 @@ impl Workers {
         let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
         match self.proposer.propose(put).await? {
             Registration::Registered { id, epoch } => {
-                let report = Report {
-                    received_at: Instant::now(),
-                    used_bytes: worker.used_bytes,
-                    capacity_bytes: logged.capacity_bytes,
-                    blocks: worker.blocks,
-                    disks,
-                    counters: WorkerCounters::default(),
-                    fetch_failures: Vec::new(),
-                    hits: Vec::new(),
-                    group_epoch: 0,
-                    clock_ahead_ms: None,
-                };
+                let report = Report { received_at: Instant::now(), told, clock_ahead_ms: None };
                 self.reports.lock().insert(id, report);
                 if let Some(suppressed) = self.registrations.admit(asker.cloned()) {
                     tracing::info!(worker = id, address = logged.data_address, suppressed, "a worker has registered");
@@ -198,8 +184,8 @@ impl Workers {
     ///
     /// # Errors
     /// As [`Self::register`].
-    pub async fn heartbeat(&self, request: HeartbeatRequest, asker: Option<&Identity>) -> Result<bool, WorkError> {
-        let id = request.worker_id;
+    pub async fn heartbeat(&self, mut told: HeartbeatRequest, asker: Option<&Identity>) -> Result<bool, WorkError> {
+        let id = told.worker_id;
         let Some(record) = Tables::new(&self.database).worker(id)? else {
             self.reports.lock().remove(&id);
             return Ok(false);
@@ -209,26 +195,16 @@ impl Workers {
             return Ok(false);
         }
         let Some(worker) = record.worker else { return Ok(false) };
-        if !request.data_address.is_empty() && request.data_address != worker.data_address {
+        if !told.data_address.is_empty() && told.data_address != worker.data_address {
             return Ok(false);
         }
-        let (mut disks, mut hits) = (request.disks, request.hits);
-        disks.truncate(DISKS_MAX);
-        hits.truncate(HITS_MAX);
-        let report = Report {
-            received_at: Instant::now(),
-            used_bytes: request.used_bytes,
-            capacity_bytes: request.capacity_bytes,
-            blocks: request.blocks,
-            disks,
-            counters: request.counters.unwrap_or_default(),
-            fetch_failures: bounded(id, request.fetch_failures),
-            hits,
-            group_epoch: request.group_epoch,
-            clock_ahead_ms: (request.wall_ns != 0).then(|| request.wall_ns.saturating_sub(host::wall_ns()) / 1_000_000),
-        };
-        let before = self.reports.lock().insert(id, report);
-        if before.is_none_or(|before| before.group_epoch != request.group_epoch) {
+        told.disks.truncate(DISKS_MAX);
+        told.hits.truncate(HITS_MAX);
+        told.fetch_failures = bounded(id, told.fetch_failures);
+        let clock_ahead_ms = (told.wall_ns != 0).then(|| told.wall_ns.saturating_sub(host::wall_ns()) / 1_000_000);
+        let group_epoch = told.group_epoch;
+        let before = self.reports.lock().insert(id, Report { received_at: Instant::now(), told, clock_ahead_ms });
+        if before.is_none_or(|before| before.told.group_epoch != group_epoch) {
             self.progress.notify_waiters();
         }
         if worker.state() != WorkerState::Live {
@@ -240,19 +216,23 @@ impl Workers {
 
     /// What live workers say that they cannot fetch, by worker.
     pub fn fetch_failures(&self) -> Result<Vec<FetchFailure>, WorkError> {
-        Ok(self.of_live(|_, report| report.fetch_failures.clone())?.concat())
+        Ok(self.of_live(|_, report| report.told.fetch_failures.clone())?.concat())
     }
 
     /// What live workers were asked for since they started, mount by mount.
     pub fn hits(&self) -> Result<Vec<WorkerHits>, WorkError> {
-        self.of_live(|worker_id, report| WorkerHits { worker_id, mounts: report.hits.clone() })
+        self.of_live(|worker_id, report| WorkerHits { worker_id, mounts: report.told.hits.clone() })
+    }
+
+    fn live(&self) -> Result<impl Iterator<Item = Worker> + use<>, WorkError> {
+        let records = Tables::new(&self.database).workers()?;
+        let workers = records.into_iter().filter_map(|record| record.worker);
+        Ok(workers.filter(|worker| worker.state() == WorkerState::Live))
     }
 
     /// Something of the last heartbeat of each live worker.
     fn of_live<T>(&self, what: impl Fn(u64, &Report) -> T) -> Result<Vec<T>, WorkError> {
-        let records = Tables::new(&self.database).workers()?;
-        let live = records.into_iter().filter_map(|record| record.worker);
-        let live = live.filter(|worker| worker.state() == WorkerState::Live);
+        let live = self.live()?;
         let reports = self.reports.lock();
         Ok(live.filter_map(|worker| Some(what(worker.id, reports.get(&worker.id)?))).collect())
     }
@@ -317,11 +297,9 @@ impl Workers {
     }
 
     fn unaware(&self, epoch: u64) -> Result<Vec<String>, WorkError> {
-        let records = Tables::new(&self.database).workers()?;
-        let live = records.into_iter().filter_map(|record| record.worker);
-        let live = live.filter(|worker| worker.state() == WorkerState::Live);
+        let live = self.live()?;
         let reports = self.reports.lock();
-        let knows = |worker: &Worker| reports.get(&worker.id).is_some_and(|report| report.group_epoch >= epoch);
+        let knows = |worker: &Worker| reports.get(&worker.id).is_some_and(|report| report.told.group_epoch >= epoch);
         Ok(live.filter(|worker| !knows(worker)).map(|worker| format!("worker {}", worker.data_address)).collect())
     }
 
@@ -341,15 +319,15 @@ impl Workers {
         let reports = self.reports.lock();
         let workers = records.into_iter().filter_map(|record| record.worker).map(|mut worker| {
             if let Some(report) = reports.get(&worker.id) {
-                worker.used_bytes = report.used_bytes;
-                worker.blocks = report.blocks;
+                worker.used_bytes = report.told.used_bytes;
+                worker.blocks = report.told.blocks;
                 worker.last_heartbeat_age_ms =
                     i64::try_from(report.received_at.elapsed().as_millis()).unwrap_or(i64::MAX);
-                worker.disks.clone_from(&report.disks);
-                worker.counters = Some(report.counters);
+                worker.disks.clone_from(&report.told.disks);
+                worker.counters = Some(report.told.counters.unwrap_or_default());
                 worker.clock_ahead_ms = report.clock_ahead_ms;
                 if worker.capacity_bytes == 0 {
-                    worker.capacity_bytes = report.capacity_bytes;
+                    worker.capacity_bytes = report.told.capacity_bytes;
                 }
             } else {
                 worker.last_heartbeat_age_ms = -1;

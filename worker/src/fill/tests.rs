@@ -32,7 +32,7 @@ struct Fixture {
 }
 
 fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>, WorkerMetrics) {
-    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let metrics = WorkerMetrics::register(&Metrics::new("worker"));
     let options = StoreOptions {
         directories: vec![format!("[SSD:{capacity}B]{}", home.display()).parse().unwrap()],
         conf: schema::Worker {

@@ -26,7 +26,7 @@ struct Host {
 impl Host {
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (membership, metrics) = (Arc::new(Membership::default()), WorkerMetrics::new(&Metrics::new("worker")));
+        let (membership, metrics) = (Arc::new(Membership::default()), WorkerMetrics::register(&Metrics::new("worker")));
         membership.set(1, "cluster");
         let stop = CancellationToken::new();
         let journals = Journals::new(vec![NO_COMMAND.into()], membership, metrics, stop.clone());

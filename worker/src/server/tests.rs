@@ -72,7 +72,7 @@ impl Fixture {
     /// The same whose TCP port is served so.
     async fn secured(name: &str, transport: Transport) -> Self {
         let home = tempfile::tempdir().unwrap();
-        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        let metrics = WorkerMetrics::register(&Metrics::new("worker"));
         let options = StoreOptions {
             directories: vec![format!("[SSD:256MiB]{}", home.path().display()).parse().unwrap()],
             conf: schema::Worker {

@@ -65,7 +65,7 @@ pub(super) fn open_store(dir: &Path, capacity: u64) -> Stores {
 }
 
 pub(super) fn try_open(dir: &Path, capacity: u64) -> Result<Stores, WorkerError> {
-    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let metrics = WorkerMetrics::register(&Metrics::new("worker"));
     let (store, cleanup) = open(options(&[(dir, capacity)]), metrics, mpsc::channel(64).0)?;
     cleanup.run(&CancellationToken::new());
     Ok(store)
@@ -309,7 +309,7 @@ fn a_block_that_is_closed_and_opened_again_stays_verified() {
 #[test]
 fn an_evicted_block_stays_readable_through_its_handle() {
     let dir = tempfile::tempdir().unwrap();
-    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let metrics = WorkerMetrics::register(&Metrics::new("worker"));
     let (eviction_sender, mut evictions) = mpsc::channel(64);
     let (store, _) = open(options(&[(dir.path(), MIB)]), metrics, eviction_sender).unwrap();
     fill(&store, &id(1), 100_000, 0..1).unwrap();
@@ -337,7 +337,7 @@ fn what_clients_hold_is_told_when_it_goes_and_used_when_they_say_so() {
         (0..7).for_each(|value| fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap());
     }
     // By another process, which has handed out nothing.
-    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let metrics = WorkerMetrics::register(&Metrics::new("worker"));
     let (eviction_sender, mut evictions) = mpsc::channel(64);
     let (store, _) = open(options(&[(dir.path(), capacity)]), metrics, eviction_sender).unwrap();
     let ask = |values: &[(u64, bool)]| {
@@ -424,7 +424,7 @@ fn a_smaller_capacity_after_a_restart_is_kept_to() {
 
 /// With a share of each mount, in percent.
 fn open_shared(dir: &Path, capacity: u64, mount_cache_share: u32) -> Stores {
-    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let metrics = WorkerMetrics::register(&Metrics::new("worker"));
     let mut options = options(&[(dir, capacity)]);
     options.conf.mount_cache_share = mount_cache_share;
     open(options, metrics, mpsc::channel(64).0).unwrap().0
@@ -522,7 +522,7 @@ fn a_directory_of_the_worker_that_is_missing_or_empty_is_begun_anew_on_request_a
     let [one, other] = ["one", "other"].map(|name| home.path().join(name));
     let start = |create_dirs: bool, dirs: &[&Path]| {
         let dirs: Vec<_> = dirs.iter().map(|path| (*path, 8 * MIB)).collect();
-        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        let metrics = WorkerMetrics::register(&Metrics::new("worker"));
         let mut options = options(&dirs);
         options.conf.create_dirs = create_dirs;
         open(options, metrics, mpsc::channel(64).0).map(drop)
@@ -554,7 +554,7 @@ fn a_directory_of_the_worker_that_is_missing_or_empty_is_begun_anew_on_request_a
     let memory = home.path().join("memory");
     let spec = |path: &Path| format!("[MEM:8MiB]{}", path.display()).parse().unwrap();
     for _ in 0..2 {
-        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        let metrics = WorkerMetrics::register(&Metrics::new("worker"));
         let mut options = options(&[(&one, 8 * MIB)]);
         options.conf.create_dirs = false;
         options.directories.push(spec(&memory));
@@ -566,7 +566,7 @@ fn a_directory_of_the_worker_that_is_missing_or_empty_is_begun_anew_on_request_a
 #[test]
 fn a_disk_that_keeps_failing_is_given_up() {
     let (good, bad) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let metrics = WorkerMetrics::register(&Metrics::new("worker"));
     let dirs = [(good.path(), 8 * MIB), (bad.path(), 8 * MIB)];
     let (store, _) = open(options(&dirs), metrics, mpsc::channel(64).0).unwrap();
     (0..40).for_each(|value| fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap());

@@ -21,9 +21,8 @@ use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    /// Wakes the callers that wait for an answer when it is silent or open, and those that wait for it to close.
-    worse: Notify,
-    closed: Notify,
+    /// Wakes those that wait for it to be as bad as that, or good again.
+    changed: Notify,
     /// Mirrors the level of `state`, so that the healthy path takes no lock.
     level: AtomicU8,
     state: Mutex<State>,
@@ -81,30 +80,18 @@ impl Breaker {
             *state = State::default();
             self.level.store(Level::Healthy as u8, Ordering::Relaxed);
             drop(state);
-            self.closed.notify_waiters();
+            self.changed.notify_waiters();
         }
     }
 
     /// Completes when nothing is known to be wrong any more.
     pub(super) async fn healed(&self) {
-        loop {
-            let closed = self.closed.notified();
-            if self.is_healthy() {
-                return;
-            }
-            closed.await;
-        }
+        self.until(|| self.is_healthy().then_some(())).await;
     }
 
     /// Completes when calls may be tried.
     pub(super) async fn closing(&self) {
-        loop {
-            let closed = self.closed.notified();
-            if self.open_cause().is_none() {
-                return;
-            }
-            closed.await;
-        }
+        self.until(|| self.open_cause().is_none().then_some(())).await;
     }
 
     /// No answer came. True when a probe is to be started: it runs until `close`.
@@ -135,12 +122,17 @@ impl Breaker {
 
     /// Completes with the cause when it is as bad as that.
     pub(super) async fn reaching(&self, level: Level) -> String {
+        self.until(|| self.cause_at(level)).await
+    }
+
+    /// What is to be seen as soon as it is.
+    async fn until<T>(&self, look: impl Fn() -> Option<T>) -> T {
         loop {
-            let worse = self.worse.notified();
-            if let Some(cause) = self.cause_at(level) {
-                return cause;
+            let changed = self.changed.notified();
+            if let Some(seen) = look() {
+                return seen;
             }
-            worse.await;
+            changed.await;
         }
     }
 
@@ -163,7 +155,7 @@ impl Breaker {
         state.level = level;
         cause.clone_into(&mut state.cause);
         self.level.store(level as u8, Ordering::Relaxed);
-        self.worse.notify_waiters();
+        self.changed.notify_waiters();
     }
 }
 

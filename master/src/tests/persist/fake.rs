@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::Config;
+use cavern_consensus::LeaderLease;
 use cavern_net::Placement;
 use cavern_proto::data::{
     BlockRef, CopyRequest, InspectReply, InspectRequest, OrphanBlock, PersistReply, PersistRequest, Status,
@@ -186,7 +187,7 @@ pub fn written(inode: u64, generation: u32) -> String {
 pub const HOLE: &str = "-";
 
 impl WorkerClientFactory for Fake {
-    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: u64) -> WorkerClients {
+    fn make(&self, _: &Config, _: Arc<Workers>, _: &str, _: LeaderLease) -> WorkerClients {
         WorkerClients { filler: Arc::new(self.clone()), writer: Arc::new(self.clone()), pool: None }
     }
 }

@@ -5,7 +5,7 @@
 //! is checked alone. Loads send no HEAD at all ([`Lookups::listings_only`]). What is known goes on being served while a
 //! bucket does not answer.
 
-mod step;
+mod find;
 
 use bytes::Bytes;
 use cavern_posix::check_name;
@@ -19,7 +19,7 @@ use super::{Lookups, components};
 use crate::error::WorkError;
 use crate::listing::CheckReason;
 use crate::listing::walk::{ListPolicy, Walk};
-use step::Lookup;
+use find::Lookup;
 
 impl Lookups {
     /// The entry that a path leads to.
@@ -78,7 +78,7 @@ impl Lookups {
     /// [`WorkError::NotFound`] when it was replaced or deleted.
     pub async fn get_inode(&self, inode: u64) -> Result<Entry, WorkError> {
         let read = || async { self.with_attributes(self.known_inode(inode).await?, None).await };
-        let (entry, _) = self.read_after_recall(inode, read, |found| places_of(found).into()).await?;
+        let (entry, _) = self.read_after_recall(inode, read, places_of).await?;
         Ok(entry)
     }
 

@@ -47,11 +47,7 @@ impl Listing {
     /// Reads a page when it is his turn, and what was done in the mount before is paid for.
     async fn page<T>(&self, read: impl Future<Output = T>) -> T {
         if let (Some(rate), Some(tenant)) = (&self.rate, &self.tenant) {
-            let wait = rate.wait();
-            if !wait.is_zero() {
-                tokio::time::sleep(wait).await;
-                tenant.counts.add_wait(wait);
-            }
+            tenant.counts.wait(rate.wait()).await;
         }
         let _turn = match &self.tenant {
             Some(tenant) => tenant.parts.acquire().await.ok(),

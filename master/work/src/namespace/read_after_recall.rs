@@ -9,7 +9,6 @@ use cavern_proto::master::{Entry, Kind};
 
 use super::Lookups;
 use crate::error::WorkError;
-use crate::sessions::Recalls;
 
 /// Reads of one question. What is found is recalled once each; no more than some follow each other.
 const READS_MAX: usize = 100;
@@ -17,72 +16,18 @@ const READS_MAX: usize = 100;
 /// A directory that somebody may hold; 0 for none.
 pub(super) type DirectoryId = u64;
 
-/// A read that is made again until nothing was returned meanwhile.
-pub(super) struct ReadAfterRecall<'a> {
-    recalls: &'a Recalls,
-    asker: u64,
-    /// That is looked into.
-    directory: DirectoryId,
-    /// Of the read that is under way.
-    moment: u64,
-    left: usize,
-}
-
-impl ReadAfterRecall<'_> {
-    /// Before each read: has the directory recalled.
-    ///
-    /// # Errors
-    /// [`WorkError::Deadline`] when a session returns nothing, [`WorkError::Overloaded`] after too many reads.
-    pub async fn begin(&mut self) -> Result<(), WorkError> {
-        let Some(left) = self.left.checked_sub(1) else {
-            let reason = "other clients get and return delegations all the time: try again";
-            return Err(WorkError::Overloaded(reason.into()));
-        };
-        self.left = left;
-        self.recalls.recall(self.directory, self.asker).await?;
-        self.moment = self.recalls.delegations().moment();
-        Ok(())
-    }
-
-    /// Whether what was read counts, which was found in these places. If not, it is to be read again, and those that
-    /// were delegated to others have been returned.
-    ///
-    /// # Errors
-    /// [`WorkError::Deadline`] when a session returns nothing.
-    pub async fn end(&self, places: impl IntoIterator<Item = DirectoryId>) -> Result<bool, WorkError> {
-        let held = self.recalls.delegations();
-        let is_held = |place: &DirectoryId| held.other_holder(*place, self.asker).is_some();
-        let others: Vec<DirectoryId> = places.into_iter().filter(is_held).collect();
-        if others.is_empty() {
-            return Ok(held.moment() == self.moment);
-        }
-        self.recalls.recall_all(&others, self.asker).await?;
-        Ok(false)
-    }
-}
-
 /// Where an entry is, with the directory that counts for it ([`Lookups::with_attributes`]).
-pub(super) fn places_of((entry, shown_in): &(Entry, DirectoryId)) -> [DirectoryId; 3] {
-    [entry.parent, *shown_in, entry.attr.map_or(0, |attr| attr.inode)]
+pub(super) fn places_of((entry, shown_in): &(Entry, DirectoryId)) -> Vec<DirectoryId> {
+    vec![entry.parent, *shown_in, entry.attr.map_or(0, |attr| attr.inode)]
 }
 
 impl Lookups {
-    /// A read of a directory, or of what is in it.
-    ///
-    /// # Errors
-    /// [`WorkError::NotFound`] where its mount is not there for the client.
-    pub(super) async fn begin_read(&self, directory: DirectoryId) -> Result<ReadAfterRecall<'_>, WorkError> {
-        // Nothing is recalled for whoever may not look there.
-        self.check_mount_access(directory).await?;
-        Ok(ReadAfterRecall { recalls: &self.recalls, asker: self.asker, directory, moment: 0, left: READS_MAX })
-    }
-
     /// Reads what is delegated to nobody but the asker: neither the directory that is looked into, nor what `places`
     /// says of the answer.
     ///
     /// # Errors
     /// Those of `read`; [`WorkError::NotFound`] where the directory is not there for the client;
-    /// [`WorkError::Deadline`] when a session returns nothing.
+    /// [`WorkError::Deadline`] when a session returns nothing, [`WorkError::Overloaded`] after too many reads.
     pub async fn read_after_recall<T, R>(
         &self,
         directory: DirectoryId,
@@ -92,18 +37,26 @@ impl Lookups {
     where
         R: Future<Output = Result<T, WorkError>>,
     {
-        let mut rounds = self.begin_read(directory).await?;
-        loop {
-            rounds.begin().await?;
+        // Nothing is recalled for whoever may not look there.
+        self.check_mount_access(directory).await?;
+        let held = self.recalls.delegations();
+        for _ in 0..READS_MAX {
+            self.recalls.recall(directory, self.asker).await?;
+            let moment = held.moment();
             let answer = read().await;
             let found_in = match &answer {
-                Ok(found) if !self.recalls.delegations().is_empty() => places(found),
+                Ok(found) if !held.is_empty() => places(found),
                 _ => Vec::new(),
             };
-            if rounds.end(found_in).await? {
+            let is_held = |place: &DirectoryId| held.other_holder(*place, self.asker).is_some();
+            let others: Vec<DirectoryId> = found_in.into_iter().filter(is_held).collect();
+            if !others.is_empty() {
+                self.recalls.recall_all(&others, self.asker).await?;
+            } else if held.moment() == moment {
                 return answer;
             }
         }
+        Err(WorkError::Overloaded("other clients get and return delegations all the time: try again".into()))
     }
 
     /// Has everything let go of in the mount that an inode is in; in all mounts, for a directory above them.

@@ -38,6 +38,12 @@ pub(super) enum PersistOutcome {
     Failed(FailureKind, String),
 }
 
+impl From<WorkError> for PersistOutcome {
+    fn from(error: WorkError) -> Self {
+        Self::Failed(FailureKind::Item, error.to_string())
+    }
+}
+
 impl Persistence {
     /// How long to rest after a look at everything, of which reading took so long and which found something to do or
     /// nothing. What is done is struck off the records, but must be passed over by whoever reads them again.
@@ -116,12 +122,8 @@ impl Persistence {
         _permit: OwnedSemaphorePermit,
     ) {
         loop {
-            let end = match self.step(inode, mount_id, pace).await {
-                Ok(end) => end,
-                // The log does not take anything at the moment: whatever is begun anew finds things as they are.
-                Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
-            };
-            match end {
+            // Where the log does not take anything at the moment, whatever is begun anew finds things as they are.
+            match self.step(inode, mount_id, pace).await.unwrap_or_else(PersistOutcome::from) {
                 PersistOutcome::Done => return turn.succeeded(),
                 PersistOutcome::Again => turn.succeeded(),
                 PersistOutcome::Later(pause) => return turn.later(pause),
@@ -273,11 +275,11 @@ impl Persistence {
                 // The namespace says what is under the key: what is there goes.
                 Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
                 Status::VersionChanged => {
-                    return Err(self.clear_the_way(mount, work.inode, &write.key, &reply.message).await);
+                    return Err(self.clear_the_way(mount, work.inode, &write.key, &reply.message).await?);
                 }
                 Status::Changed => return Err(PersistOutcome::Changing),
-                Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await),
-                Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await),
+                Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await?),
+                Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await?),
                 status @ (Status::UfsUnavailable | Status::Denied) => {
                     mount.failed(&WorkError::Refused(reply.message.clone()));
                     return Err(failed(if status == Status::Denied {
@@ -294,8 +296,7 @@ impl Persistence {
 
     /// A live worker: one that has the first block, or else any, the same for the same object.
     fn choose(&self, work: &Work, write: &Write) -> Result<u64, PersistOutcome> {
-        let placement =
-            self.writer.placement().map_err(|error| PersistOutcome::Failed(FailureKind::Item, error.to_string()))?;
+        let placement = self.writer.placement()?;
         let is_live = |worker: &u64| placement.is_live(*worker);
         let holder = work.content.extents.first().and_then(|first| first.workers.iter().copied().find(is_live));
         let any = || {

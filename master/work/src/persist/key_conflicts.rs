@@ -65,13 +65,12 @@ impl Persistence {
         inode: u64,
         key: &'a str,
         refusal: &'a str,
-    ) -> BoxFuture<'a, PersistOutcome> {
+    ) -> BoxFuture<'a, Result<PersistOutcome, WorkError>> {
         Box::pin(async move {
-            match self.give_up_conflicts(mount, inode, key).await {
-                Ok(true) => PersistOutcome::Later(PAUSE),
-                Ok(false) => PersistOutcome::Failed(FailureKind::Item, refusal.to_owned()),
-                Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
-            }
+            Ok(match self.give_up_conflicts(mount, inode, key).await? {
+                true => PersistOutcome::Later(PAUSE),
+                false => PersistOutcome::Failed(FailureKind::Item, refusal.to_owned()),
+            })
         })
     }
 

@@ -49,27 +49,24 @@ struct Answers {
 
 impl Persistence {
     /// A worker has not found a block of a file that is to be written.
-    pub(super) async fn recognize_lost(&self, work: &Work, missing: &str) -> PersistOutcome {
-        match self.lost_blocks(work.inode, work.mount_id).await {
-            Ok(lost) if lost.is_empty() => PersistOutcome::Failed(FailureKind::Item, missing.to_owned()),
-            Ok(lost) => {
-                let workers: HashSet<u64> = lost.iter().flat_map(|extent| extent.workers.iter().copied()).collect();
-                let mut workers: Vec<String> = workers.into_iter().map(|worker| worker.to_string()).collect();
-                workers.sort();
-                let error = format!(
-                    "{} blocks of inode {} are lost: none of their workers ({}) has them; `cv persist drop` gives them \
-                     up",
-                    lost.len(),
-                    work.inode,
-                    workers.join(", ")
-                );
-                if !self.retries.is_lost(work.inode, work.change) {
-                    tracing::error!(mount = work.mount_id, "{error}");
-                }
-                PersistOutcome::Failed(FailureKind::Lost { change: work.change }, error)
-            }
-            Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
+    pub(super) async fn recognize_lost(&self, work: &Work, missing: &str) -> Result<PersistOutcome, WorkError> {
+        let lost = self.lost_blocks(work.inode, work.mount_id).await?;
+        if lost.is_empty() {
+            return Ok(PersistOutcome::Failed(FailureKind::Item, missing.to_owned()));
         }
+        let workers: HashSet<u64> = lost.iter().flat_map(|extent| extent.workers.iter().copied()).collect();
+        let mut workers: Vec<String> = workers.into_iter().map(|worker| worker.to_string()).collect();
+        workers.sort();
+        let error = format!(
+            "{} blocks of inode {} are lost: none of their workers ({}) has them; `cv persist drop` gives them up",
+            lost.len(),
+            work.inode,
+            workers.join(", ")
+        );
+        if !self.retries.is_lost(work.inode, work.change) {
+            tracing::error!(mount = work.mount_id, "{error}");
+        }
+        Ok(PersistOutcome::Failed(FailureKind::Lost { change: work.change }, error))
     }
 
     /// The blocks of a file that all of their workers have lost. A worker that is away, lacks a disk or does not answer

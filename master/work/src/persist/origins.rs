@@ -31,14 +31,19 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Persistence {
     /// A worker has not found the origin of a file that is to be written.
-    pub(super) async fn recognize_own_upload(&self, mount: &OpenMount, work: &Work, missing: &str) -> PersistOutcome {
+    pub(super) async fn recognize_own_upload(
+        &self,
+        mount: &OpenMount,
+        work: &Work,
+        missing: &str,
+    ) -> Result<PersistOutcome, WorkError> {
         let Some(origin) = &work.content.origin else {
-            return PersistOutcome::Failed(FailureKind::Item, missing.to_owned());
+            return Ok(PersistOutcome::Failed(FailureKind::Item, missing.to_owned()));
         };
         let there = match mount.ufs.head(&origin.key).await {
             Ok(there) => object_tag::read(&there, &self.cluster_id, work.inode),
             Err(UfsError::NotFound { .. }) => None,
-            Err(error) => return PersistOutcome::Failed(FailureKind::Bucket, error.to_string()),
+            Err(error) => return Ok(PersistOutcome::Failed(FailureKind::Bucket, error.to_string())),
         };
         let known = |object: &cavern_proto::record::ObjectRecord| {
             (origin.version..=work.content.version).contains(&object.version) && object.etag != origin.etag
@@ -50,15 +55,13 @@ impl Persistence {
                 origin.key.escape_debug(),
                 origin.etag
             );
-            return PersistOutcome::Failed(FailureKind::NeedsOperator, error);
+            return Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, error));
         };
         tracing::info!(inode = work.inode, key = origin.key, "an upload is known again whose confirmation was lost");
         let objects = vec![PersistedObject { key: origin.key.clone(), object: Some(object) }];
         let found = Persisted { inode: work.inode, change: 0, objects, gone: Vec::new() };
-        match self.proposer.propose(Command::Persisted(found)).await {
-            Ok(_) => PersistOutcome::Again,
-            Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
-        }
+        self.proposer.propose(Command::Persisted(found)).await?;
+        Ok(PersistOutcome::Again)
     }
 
     /// Whether the bucket has lost what an origin had.
@@ -101,14 +104,11 @@ impl Persistence {
         let content = Content {
             length: origin.valid,
             version: origin.version,
-            metadata: Vec::new(),
-            metadata_hash: 0,
-            inline: bytes::Bytes::new(),
             block_size: mount.mount.block_size,
-            extents: Vec::new(),
             same: (origin.valid == origin.length).then(|| (origin.key.clone(), origin.etag.clone())),
             tag: object_tag::of(&self.cluster_id, owner, origin.version, 0),
             origin: Some(origin.clone()),
+            ..Content::default()
         };
         let work =
             Work { inode: owner, change: 0, mount_id: mount.mount.id, writes: Vec::new(), gone: Vec::new(), content };

@@ -86,7 +86,7 @@ impl Work {
 }
 
 /// What all objects of an inode hold.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Content {
     pub length: u64,
     pub version: u64,
@@ -178,20 +178,8 @@ pub fn plan(
 
 /// An inode that is gone, or has lost its last name: what is left of its objects is to go, and its intent.
 fn nothing(inode: u64, intent: &IntentRecord, gone: Vec<String>) -> Work {
-    let content = Content {
-        length: 0,
-        version: 0,
-        metadata: Vec::new(),
-        metadata_hash: 0,
-        inline: Bytes::new(),
-        block_size: 0,
-        extents: Vec::new(),
-        origin: None,
-        same: None,
-        tag: String::new(),
-    };
     let (change, mount_id) = (intent.change, intent.mount_id);
-    Work { inode, change, mount_id, writes: Vec::new(), gone, content }
+    Work { inode, change, mount_id, writes: Vec::new(), gone, content: Content::default() }
 }
 
 /// The blocks within the file's length.

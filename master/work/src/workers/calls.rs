@@ -1,9 +1,11 @@
-//! What a leader has workers do, over the data plane: fill blocks, write objects, free and copy blocks.
+//! What a leader has workers do, over the data plane: fill blocks, write objects, free and copy blocks. One that does
+//! not know any more that it leads has nothing written, freed or copied: its successor may have decided otherwise.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_net::{Placement, WorkerPool};
+use cavern_consensus::LeaderLease;
+use cavern_net::{NetError, Placement, WorkerPool};
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::{
@@ -94,6 +96,7 @@ pub struct PooledWorkers {
     pub pool: Arc<WorkerPool>,
     pub workers: Arc<Workers>,
     pub cluster_id: String,
+    pub lease: LeaderLease,
 }
 
 impl BlockFiller for PooledWorkers {
@@ -127,6 +130,12 @@ impl PooledWorkers {
             false => Err(format!("worker {worker} answered another question")),
         }
     }
+
+    /// Does it if this master leads.
+    async fn do_as_leader<T>(&self, work: impl Future<Output = Result<T, NetError>>) -> Result<T, String> {
+        self.lease.check().map_err(|error| error.to_string())?;
+        work.await.map_err(|error| error.to_string())
+    }
 }
 
 impl ObjectWriter for PooledWorkers {
@@ -142,12 +151,12 @@ impl ObjectWriter for PooledWorkers {
         Box::pin(async move {
             let mib = u32::try_from(request.length >> 20).unwrap_or(u32::MAX);
             let deadline = OBJECT_TIMEOUT.saturating_add(MIB_TIMEOUT.saturating_mul(mib));
-            self.pool.persist(worker, request, deadline).await.map_err(|error| error.to_string())
+            self.do_as_leader(self.pool.persist(worker, request, deadline)).await
         })
     }
 
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async move { self.pool.free(worker, blocks).await.map(drop).map_err(|error| error.to_string()) })
+        Box::pin(async move { self.do_as_leader(self.pool.free(worker, blocks)).await.map(drop) })
     }
 
     fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
@@ -155,12 +164,11 @@ impl ObjectWriter for PooledWorkers {
     }
 
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async move { self.pool.copy(worker, request, within).await.map_err(|error| error.to_string()) })
+        Box::pin(self.do_as_leader(self.pool.copy(worker, request, within)))
     }
 
     fn inspect(&self, worker: u64, request: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>> {
-        let inspected = self.pool.inspect(worker, request, INSPECT_TIMEOUT);
-        Box::pin(async move { inspected.await.map_err(|error| error.to_string()) })
+        Box::pin(self.do_as_leader(self.pool.inspect(worker, request, INSPECT_TIMEOUT)))
     }
 }
 

@@ -276,9 +276,8 @@ impl Connection {
         let (service, bytes) = (self.shared.service.clone(), request.payload_bytes() + self.memory.cost);
         let tenant = self.pacing.tenant().cloned();
         self.begin(request_id, bytes, async move {
-            if let Some(tenant) = tenant.as_ref().filter(|_| !wait.is_zero()) {
-                tokio::time::sleep(wait).await;
-                tenant.counts.add_wait(wait);
+            if let Some(tenant) = &tenant {
+                tenant.counts.wait(wait).await;
             }
             service.answer(request, tenant).await
         });
