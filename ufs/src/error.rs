@@ -97,9 +97,6 @@ impl fmt::Display for Request {
     }
 }
 
-/// The error underneath, kept for logs; shared, because one failed fetch may be answered to many who wait for it.
-pub type Cause = Arc<dyn Error + Send + Sync>;
-
 /// What a store denies a request for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
@@ -140,14 +137,7 @@ pub enum UfsError {
 
     /// The store does not let the request pass. Retrying does not help.
     #[error("{request}: {denial}: {reason}; {remedy}")]
-    Denied {
-        request: Request,
-        denial: Denial,
-        reason: String,
-        remedy: Cow<'static, str>,
-        #[source]
-        source: Option<Cause>,
-    },
+    Denied { request: Request, denial: Denial, reason: String, remedy: Cow<'static, str> },
 
     /// There is no such bucket (or directory) at this endpoint. Retrying does not help.
     #[error("{request}: there is no such bucket; check the name and {}", .request.place())]
@@ -157,12 +147,7 @@ pub enum UfsError {
     #[error(
         "{request}: the store is unavailable: {reason}; check {}, the network and the store's health", .request.place()
     )]
-    Unavailable {
-        request: Request,
-        reason: String,
-        #[source]
-        source: Option<Cause>,
-    },
+    Unavailable { request: Request, reason: String },
 
     /// The store did not answer, or did not go on, in time. Retried here already; may heal.
     #[error(
@@ -176,12 +161,7 @@ pub enum UfsError {
 
     /// The store's reply makes no sense, for instance bytes of another range than was asked for.
     #[error("{request}: the store's answer cannot be used: {reason}; check that {} leads to a store", .request.place())]
-    Malformed {
-        request: Request,
-        reason: String,
-        #[source]
-        source: Option<Cause>,
-    },
+    Malformed { request: Request, reason: String },
 
     /// The store keeps no object whose key is the beginning of another's path, and has such a one. Retrying helps once
     /// that is deleted.
@@ -190,12 +170,7 @@ pub enum UfsError {
 
     /// The store refused for another reason. Retrying does not help.
     #[error("{request}: the store refused: {reason}")]
-    Rejected {
-        request: Request,
-        reason: String,
-        #[source]
-        source: Option<Cause>,
-    },
+    Rejected { request: Request, reason: String },
 
     /// It would take more memory than there is for it. Retrying does not help.
     #[error("{request}: {reason}; {remedy}")]
@@ -232,7 +207,17 @@ impl UfsError {
         reason: String,
         remedy: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self::Denied { request, denial, reason, remedy: remedy.into(), source: None }
+        Self::Denied { request, denial, reason, remedy: remedy.into() }
+    }
+
+    /// [`Self::VersionChanged`], where the version `etag` was asked for.
+    pub(crate) fn version_changed(request: Request, etag: &str, reason: impl Into<String>) -> Self {
+        Self::VersionChanged { request, etag: etag.to_owned(), reason: reason.into() }
+    }
+
+    /// [`Self::Malformed`], of an answer that lacks something.
+    pub(crate) fn lacking(request: &Request, what: &str) -> Self {
+        Self::Malformed { request: request.clone(), reason: format!("its answer has no {what}") }
     }
 
     /// True when the object is gone or replaced: the bucket is well, the caller's metadata is out of date.
@@ -322,7 +307,7 @@ mod tests {
             let request = || Request::new(Operation::List, &store.into(), "");
             let missing = UfsError::NoBucket { request: request() }.to_string();
             assert!(missing.contains(&format!("check the name and {place}")), "{missing}");
-            let down = UfsError::Unavailable { request: request(), reason: "refused".to_owned(), source: None };
+            let down = UfsError::Unavailable { request: request(), reason: "refused".to_owned() };
             assert!(down.to_string().contains(&format!("refused; check {place}, the network")), "{down}");
         }
     }

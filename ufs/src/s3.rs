@@ -140,24 +140,23 @@ impl S3Store {
     /// An error of a request as it is for these options. Where other credentials can be had for some that have
     /// expired, it may be sent again. Whoever gave the credentials is named, and the region of the signature.
     fn denied(&self, error: UfsError) -> UfsError {
-        let UfsError::Denied { request, denial, reason, remedy, source } = error else { return error };
+        let UfsError::Denied { request, denial, reason, remedy } = error else { return error };
         match (denial, &self.credentials) {
             (Denial::Credentials | Denial::Expired, Some(Provider::Renewing(renewing))) => {
                 if denial == Denial::Expired && renewing.give_up() {
-                    let reason = format!("{reason}: others are fetched");
-                    return UfsError::Unavailable { request, reason, source };
+                    return UfsError::Unavailable { request, reason: format!("{reason}: others are fetched") };
                 }
                 let remedy =
-                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver()).into();
-                UfsError::Denied { request, denial, reason, remedy, source }
+                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver());
+                UfsError::denied_for(denial, request, reason, remedy)
             }
             (Denial::Region, _) => {
                 let reason = format!("{reason}, and s3.region_name is {} here", self.region);
-                UfsError::Denied { request, denial, reason, remedy, source }
+                UfsError::Denied { request, denial, reason, remedy }
             }
             // Without a signature the time does not matter.
             (Denial::Clock, None) => UfsError::denied(request, reason),
-            _ => UfsError::Denied { request, denial, reason, remedy, source },
+            _ => UfsError::Denied { request, denial, reason, remedy },
         }
     }
 
@@ -201,7 +200,6 @@ pub(crate) async fn whole(
     let broken = |error: Box<dyn std::error::Error + Send + Sync>| UfsError::Unavailable {
         request: asked(),
         reason: format!("{what} broke off: {error}"),
-        source: Some(error.into()),
     };
     Ok(Limited::new(body, bytes_max).collect().await.map_err(broken)?.to_bytes())
 }
