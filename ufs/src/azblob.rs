@@ -29,7 +29,6 @@ use reqsign_core::time::Timestamp;
 
 use self::options::Access;
 pub(crate) use self::options::AzblobOptions;
-use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::s3::failure::{Failure, behind_s, senseless};
@@ -74,10 +73,7 @@ pub(crate) fn open(
     let store_id = format!("azblob+{container_url}");
     let label = format!("azblob://{container} at {}", options.account_url);
     let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
-    let guard = Guard::new(ENDPOINT, &options.account_url, &container_url, conf);
-    let transport = of_bucket.transport(|| {
-        Transport::new(conf.connect_timeout.get(), conf.concurrency, container_url.starts_with("https:"), guard)
-    })?;
+    let transport = of_bucket.transport(ENDPOINT, &options.account_url, &container_url, conf)?;
     let access = options.access(conf)?;
     let label = shared.label.clone();
     Ok((AzblobStore { transport, access, container_url, label, _shared: of_bucket }, shared))

@@ -30,7 +30,6 @@ use percent_encoding::{PercentEncode, utf8_percent_encode};
 use self::options::Credentials;
 pub(crate) use self::options::{GOOGLE, GsOptions};
 use self::reply::GENERATION;
-use crate::allowed::Guard;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::failure::{Failure, behind_s, senseless};
@@ -71,10 +70,7 @@ pub(crate) fn open(
     let endpoint = options.endpoint.unwrap_or_else(|| GOOGLE.to_owned());
     let (store_id, label) = (format!("gs+{endpoint}/{bucket}"), format!("gs://{bucket} at {endpoint}"));
     let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
-    let guard = Guard::new(ENDPOINT, &endpoint, &endpoint, conf);
-    let transport = of_bucket.transport(|| {
-        Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)
-    })?;
+    let transport = of_bucket.transport(ENDPOINT, &endpoint, &endpoint, conf)?;
     let bearer = match options.credentials {
         Credentials::Anonymous => None,
         Credentials::Key(file) => Some(file.bearer(KEY, conf)),

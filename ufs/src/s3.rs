@@ -33,7 +33,6 @@ use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 
-use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
@@ -89,10 +88,7 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{}", spelled(bucket)),
     };
-    let guard = Guard::new(ENDPOINT, &endpoint, &bucket_url, conf);
-    let transport = of_bucket.transport(|| {
-        Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)
-    })?;
+    let transport = of_bucket.transport(ENDPOINT, &endpoint, &bucket_url, conf)?;
     let lender = lender.filter(|_| options.vended.is_some());
     let credentials = match lender {
         Some(lender) => Some(Provider::lent(lender, conf)),
