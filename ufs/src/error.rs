@@ -19,55 +19,23 @@ struct Parts {
     key: String,
 }
 
-/// The requests that this crate sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    List,
-    Head,
-    Get,
-    Put,
-    /// A multipart upload: its beginning, a part, its end, and giving it up.
-    Begin,
-    Part,
-    Complete,
-    Abort,
-    Delete,
-    /// Within the bucket, whole or a part of an upload.
-    Copy,
-    CopyPart,
-}
-
-impl Operation {
-    /// The position of one is `self as usize`.
-    pub(crate) const ALL: [Self; 11] = [
-        Self::List,
-        Self::Head,
-        Self::Get,
-        Self::Put,
-        Self::Begin,
-        Self::Part,
-        Self::Complete,
-        Self::Abort,
-        Self::Delete,
-        Self::Copy,
-        Self::CopyPart,
-    ];
-
-    /// As logs and metrics spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::List => "LIST",
-            Self::Head => "HEAD",
-            Self::Get => "GET",
-            Self::Put => "PUT",
-            Self::Begin => "CREATE MULTIPART",
-            Self::Part => "UPLOAD PART",
-            Self::Complete => "COMPLETE MULTIPART",
-            Self::Abort => "ABORT MULTIPART",
-            Self::Delete => "DELETE",
-            Self::Copy => "COPY",
-            Self::CopyPart => "COPY PART",
-        }
+cavern_conf::named_values! {
+    /// The requests that this crate sends, named as logs and metrics spell them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Operation {
+        List = "LIST",
+        Head = "HEAD",
+        Get = "GET",
+        Put = "PUT",
+        /// A multipart upload: its beginning, a part, its end, and giving it up.
+        Begin = "CREATE MULTIPART",
+        Part = "UPLOAD PART",
+        Complete = "COMPLETE MULTIPART",
+        Abort = "ABORT MULTIPART",
+        Delete = "DELETE",
+        /// Within the bucket, whole or a part of an upload.
+        Copy = "COPY",
+        CopyPart = "COPY PART",
     }
 }
 

@@ -1,0 +1,20 @@
+//! Enumerations whose values have names.
+
+/// An enumeration with `ALL` its values in their order, each at the position `self as usize`, and the `name` of each.
+#[macro_export]
+macro_rules! named_values {
+    ($(#[$meta:meta])* $vis:vis enum $type:ident { $($(#[$doc:meta])* $value:ident = $name:literal,)+ }) => {
+        $(#[$meta])*
+        $vis enum $type { $($(#[$doc])* $value,)+ }
+
+        impl $type {
+            /// In the order of their declaration.
+            $vis const ALL: [Self; [$($name),+].len()] = [$(Self::$value),+];
+
+            /// The name of the value.
+            $vis fn name(self) -> &'static str {
+                match self { $(Self::$value => $name,)+ }
+            }
+        }
+    };
+}
