@@ -94,8 +94,8 @@ impl Bearer {
         Self(Renewing::new(giver, patience(conf), Due::Late, fetch))
     }
 
-    /// Tokens of the identity of the instance, which its metadata on `host` have at `url` for whoever sends this header;
-    /// `unasked` says why there is no such request.
+    /// Tokens of the identity of the instance, which its metadata on `host` have at `url` for whoever sends this
+    /// header; `unasked` says why there is no such request.
     fn of_instance(
         host: &str,
         url: String,
