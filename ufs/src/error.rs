@@ -195,18 +195,7 @@ impl UfsError {
 
     /// True when the same request may succeed if it is sent again.
     pub fn is_temporary(&self) -> bool {
-        match self {
-            Self::Unavailable { .. } | Self::Deadline { .. } | Self::ShortBody { .. } | Self::Malformed { .. } => true,
-            Self::NotFound { .. }
-            | Self::VersionChanged { .. }
-            | Self::Denied { .. }
-            | Self::NoBucket { .. }
-            | Self::Obstructed { .. }
-            | Self::Rejected { .. }
-            | Self::Oversized { .. }
-            | Self::Invalid { .. }
-            | Self::NotAllowed { .. } => false,
-        }
+        self.sort().1
     }
 
     /// True when the store does not copy this, and will not.
@@ -222,20 +211,25 @@ impl UfsError {
 
     /// A word for metrics, one per variant.
     pub fn kind(&self) -> &'static str {
+        self.sort().0
+    }
+
+    /// The word for each variant, and whether it is temporary.
+    fn sort(&self) -> (&'static str, bool) {
         match self {
-            Self::NotFound { .. } => "not_found",
-            Self::VersionChanged { .. } => "version_changed",
-            Self::Denied { .. } => "denied",
-            Self::NoBucket { .. } => "no_bucket",
-            Self::Unavailable { .. } => "unavailable",
-            Self::Deadline { .. } => "deadline",
-            Self::ShortBody { .. } => "short_body",
-            Self::Malformed { .. } => "malformed",
-            Self::Obstructed { .. } => "obstructed",
-            Self::Rejected { .. } => "rejected",
-            Self::Oversized { .. } => "oversized",
-            Self::Invalid { .. } => "invalid",
-            Self::NotAllowed { .. } => "not_allowed",
+            Self::NotFound { .. } => ("not_found", false),
+            Self::VersionChanged { .. } => ("version_changed", false),
+            Self::Denied { .. } => ("denied", false),
+            Self::NoBucket { .. } => ("no_bucket", false),
+            Self::Unavailable { .. } => ("unavailable", true),
+            Self::Deadline { .. } => ("deadline", true),
+            Self::ShortBody { .. } => ("short_body", true),
+            Self::Malformed { .. } => ("malformed", true),
+            Self::Obstructed { .. } => ("obstructed", false),
+            Self::Rejected { .. } => ("rejected", false),
+            Self::Oversized { .. } => ("oversized", false),
+            Self::Invalid { .. } => ("invalid", false),
+            Self::NotAllowed { .. } => ("not_allowed", false),
         }
     }
 
