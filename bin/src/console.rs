@@ -13,10 +13,12 @@ use serde::Serialize;
 use terminal_size::{Width, terminal_size_of};
 use tokio::time::Instant;
 
-use crate::error::CliError;
+use crate::error::{CliError, Context as _};
 
 /// A terminal that says it has fewer columns is not asked again: nothing would be left of a table.
 const COLUMNS_MIN: u16 = 40;
+
+const NO_JSON: &str = "cannot write the result as JSON";
 
 /// Writes one line.
 pub fn line(text: impl Display) -> Result<(), CliError> {
@@ -30,22 +32,28 @@ pub fn raw(bytes: &[u8]) -> Result<(), CliError> {
 
 /// Writes a value as indented JSON.
 pub fn json(value: &impl Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|error| CliError::Failed(format!("cannot write the result as JSON: {error}")))?;
-    line(text)
+    line(serde_json::to_string_pretty(value).context(NO_JSON)?)
 }
 
 /// Writes a value as JSON on one line, for output that comes piece by piece.
 pub fn json_line(value: &impl Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string(value)
-        .map_err(|error| CliError::Failed(format!("cannot write the result as JSON: {error}")))?;
-    line(text)
+    line(serde_json::to_string(value).context(NO_JSON)?)
 }
 
 /// Writes a value as JSON on one line, or what a line says of it.
 pub fn say(as_json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
     if as_json { json_line(value) } else { line(text()) }
 }
+
+/// An object of JSON: the fields of a value that are listed, by their names, and then what has other names.
+macro_rules! fields {
+    ($of:expr; $($field:ident),+; $($more:tt)*) => {{
+        let mut object = ::serde_json::json!({ $($more)* });
+        $(object[stringify!($field)] = ::serde_json::json!(&$of.$field);)+
+        object
+    }};
+}
+pub(crate) use fields;
 
 /// One line to stderr: progress and remarks.
 pub fn remark(text: impl Display) {

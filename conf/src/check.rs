@@ -8,9 +8,7 @@ use std::path::Path;
 
 use crate::demand;
 use crate::endpoint::AllowedEndpoint;
-use crate::error::{Problem, SettingSource};
-use crate::exposure::{self, Role};
-use crate::host_limits::HostLimits;
+use crate::exposure;
 use crate::process::parse_level;
 use crate::rules::{Port, Rules, is_host_port, is_set};
 use crate::schema::{Choice, Client, Config, Fuse, Master, Security, Ufs, Worker};
@@ -25,46 +23,25 @@ const MASTERS: [usize; 3] = [1, 3, 5];
 /// Longest path of a Unix socket: `sun_path` without its final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// All that is wrong with `config`, section by section. `origin` says where the value of a `section.key` came from.
-pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
-    let mut rules = Rules::new(&origin);
-    config.cluster.check_values(&mut rules);
-    masters(&config.cluster.masters, &mut rules);
+/// Notes all that is wrong with `config`, section by section.
+pub(crate) fn check(config: &Config, rules: &mut Rules<'_>) {
+    config.cluster.check_values(rules);
+    masters(&config.cluster.masters, rules);
     if let Err(error) = parse_level(&config.log.level) {
         rules.refuse("log.level", error.to_string());
     }
-    security(&config.security, &mut rules);
-    config.master.check_values(&mut rules);
-    master(&config.master, &mut rules);
-    config.worker.check_values(&mut rules);
-    worker(&config.worker, &mut rules);
-    config.ufs.check_values(&mut rules);
-    ufs(&config.ufs, &mut rules);
-    config.client.check_values(&mut rules);
-    client(&config.client, &mut rules);
-    config.fuse.check_values(&mut rules);
-    fuse(&config.fuse, &mut rules);
-    demand::check(config, &mut rules);
-    rules.into_problems()
-}
-
-/// What of `config` keeps others from reaching the process of this role.
-pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
-    let mut rules = Rules::new(&origin);
-    exposure::check(config, role, &mut rules);
-    rules.into_problems()
-}
-
-/// What of `config` has the process of this role take more than this host lets it.
-pub(crate) fn check_on(
-    host: &HostLimits,
-    config: &Config,
-    role: Role,
-    origin: impl Fn(&str) -> SettingSource,
-) -> Vec<Problem> {
-    let mut rules = Rules::new(&origin);
-    demand::check_on(host, config, role, &mut rules);
-    rules.into_problems()
+    security(&config.security, rules);
+    config.master.check_values(rules);
+    master(&config.master, rules);
+    config.worker.check_values(rules);
+    worker(&config.worker, rules);
+    config.ufs.check_values(rules);
+    ufs(&config.ufs, rules);
+    config.client.check_values(rules);
+    client(&config.client, rules);
+    config.fuse.check_values(rules);
+    fuse(&config.fuse, rules);
+    demand::check(config, rules);
 }
 
 fn masters(masters: &[String], rules: &mut Rules<'_>) {

@@ -10,20 +10,13 @@ use crate::rules::is_absolute_and_plain;
 use crate::schema::Worker;
 use crate::units::{ByteSize, UnitError};
 
-/// What kind of storage a directory lies on, from the fastest to the slowest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Tier {
-    Mem,
-    Ssd,
-    Hdd,
-}
-
-impl Tier {
-    const ALL: [(Self, &'static str); 3] = [(Self::Mem, "MEM"), (Self::Ssd, "SSD"), (Self::Hdd, "HDD")];
-
-    /// `MEM`, `SSD` or `HDD`.
-    pub fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
+named_values! {
+    /// What kind of storage a directory lies on, from the fastest to the slowest.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Tier {
+        Mem = "MEM",
+        Ssd = "SSD",
+        Hdd = "HDD",
     }
 }
 
@@ -82,9 +75,9 @@ impl FromStr for DirSpec {
             Some((tier, capacity)) => (tier, Some(capacity)),
             None => (head, None),
         };
-        let (tier, _) = Tier::ALL
+        let tier = Tier::ALL
             .into_iter()
-            .find(|(_, name)| *name == tier)
+            .find(|known| known.name() == tier)
             .ok_or_else(|| DirError::UnknownTier { text: text_owned(), tier: tier.to_owned() })?;
         let capacity = match capacity.map(str::parse::<ByteSize>) {
             Some(Err(cause)) => return Err(DirError::Capacity { text: text_owned(), cause }),

@@ -13,17 +13,17 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::rules::{Rules, parts};
 use crate::schema::Config;
 
-/// A process that listens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    Master,
-    Worker,
-    Fuse,
+named_values! {
+    /// A process that listens, named as it is started: `cv master`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Role {
+        Master = "master",
+        Worker = "worker",
+        Fuse = "fuse",
+    }
 }
 
 impl Role {
-    pub const ALL: [Self; 3] = [Self::Master, Self::Worker, Self::Fuse];
-
     /// Where it listens for other processes, if it does, and the key that says so.
     fn listen(self, config: &Config) -> Option<(&'static str, &str)> {
         match self {

@@ -7,6 +7,9 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+#[macro_use]
+mod named;
+
 pub mod accounts;
 pub mod backoff;
 mod budget;

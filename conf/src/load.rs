@@ -13,6 +13,7 @@ use crate::demand;
 use crate::error::{ConfigError, Problem, SettingSource};
 use crate::exposure::{self, Role};
 use crate::host_limits::HostLimits;
+use crate::rules::Rules;
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
 
@@ -48,8 +49,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Rejected`] with all of them.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let problems = check::check(self, |_| SettingSource::Default);
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+        Rules::hold(|_| SettingSource::Default, |rules| check::check(self, rules))
     }
 }
 
@@ -130,10 +130,11 @@ impl Effective {
             return Err(ConfigError::Rejected(problems));
         }
         // Values that were refused are at their defaults here: what would be said about those is said for nothing.
-        if problems.is_empty() {
-            problems = check::check(&effective.config, |key| effective.origin(key));
+        if !problems.is_empty() {
+            return Err(ConfigError::Rejected(problems));
         }
-        if problems.is_empty() { Ok(effective) } else { Err(ConfigError::Rejected(problems)) }
+        effective.hold(|rules| check::check(&effective.config, rules))?;
+        Ok(effective)
     }
 
     /// Makes the configuration of what was set, and of what follows the limits of processes, so many of which share
@@ -175,8 +176,7 @@ impl Effective {
             return Ok(());
         }
         self.follow_limits(processes).map_err(|problem| ConfigError::Rejected(vec![problem]))?;
-        let problems = check::check(&self.config, |key| self.origin(key));
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+        self.hold(|rules| check::check(&self.config, rules))
     }
 
     /// Refuses what has the process of this role take more memory than this host lets it.
@@ -184,8 +184,7 @@ impl Effective {
     /// # Errors
     /// [`ConfigError::Rejected`] with all of it.
     pub fn check_limits(&self, role: Role) -> Result<(), ConfigError> {
-        let problems = check::check_on(&self.host, &self.config, role, |key| self.origin(key));
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+        self.hold(|rules| demand::check_on(&self.host, &self.config, role, rules))
     }
 
     /// Bytes that the process of this role takes at most, by its settings.
@@ -218,13 +217,16 @@ impl Effective {
     /// # Errors
     /// [`ConfigError::Rejected`] with all of them.
     pub fn check_reach(&self, role: Role) -> Result<(), ConfigError> {
-        let problems = check::check_reach(&self.config, role, |key| self.origin(key));
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+        self.hold(|rules| exposure::check(&self.config, role, rules))
     }
 
     /// Says in the log if the process of this role lets other hosts in without asking who they are.
     pub fn warn_if_open(&self, role: Role) {
         exposure::warn_if_open(&self.config, role);
+    }
+
+    fn hold(&self, check: impl FnOnce(&mut Rules<'_>)) -> Result<(), ConfigError> {
+        Rules::hold(|key| self.origin(key), check)
     }
 
     /// Where the value of `section.key` came from.

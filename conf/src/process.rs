@@ -25,7 +25,9 @@ pub use log_limit::LogLimit;
 pub use logging::init_logging;
 pub(crate) use logging::parse_level;
 pub use metrics::Metrics;
-pub use places::{MissingDir, bind_open_tcp, bind_tcp, create_privately, ensure_dir, warn_if_others_reach};
+pub use places::{
+    MissingDir, bind_open_tcp, bind_tcp, create_privately, ensure_dir, serve_connections, warn_if_others_reach,
+};
 pub use signals::shutdown_on_signals;
 
 /// Declares structs of metrics, each metric with the method of [`Metrics`] that registers it, and with its name and the

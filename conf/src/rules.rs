@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{Problem, SettingSource};
+use crate::error::{ConfigError, Problem, SettingSource};
 use crate::units::{ByteSize, Interval};
 
 /// Ten years: a longer timeout is a slip of the unit.
@@ -22,13 +22,18 @@ pub(crate) struct Rules<'a> {
     problems: Vec<Problem>,
 }
 
-impl<'a> Rules<'a> {
-    pub(crate) fn new(origin: &'a dyn Fn(&str) -> SettingSource) -> Self {
-        Self { origin, problems: Vec::new() }
-    }
-
-    pub(crate) fn into_problems(self) -> Vec<Problem> {
-        self.problems
+impl Rules<'_> {
+    /// Refuses a configuration that breaks one of the rules that `check` holds it to.
+    ///
+    /// # Errors
+    /// [`ConfigError::Rejected`] with all of them.
+    pub(crate) fn hold(
+        origin: impl Fn(&str) -> SettingSource,
+        check: impl FnOnce(&mut Rules<'_>),
+    ) -> Result<(), ConfigError> {
+        let mut rules = Rules { origin: &origin, problems: Vec::new() };
+        check(&mut rules);
+        if rules.problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(rules.problems)) }
     }
 
     /// Notes a problem of `keys` unless `holds`.

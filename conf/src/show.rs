@@ -25,9 +25,9 @@ impl Effective {
     /// file.
     pub fn show(&self) -> String {
         let mut text = render(&self.config, |key| Some(self.origin(key).to_string()));
-        for (name, role) in ["master", "worker", "fuse"].into_iter().zip(Role::ALL) {
+        for role in Role::ALL {
             let gap = if role == Role::Master { "\n" } else { "" };
-            let _ = writeln!(text, "{gap}# cv {name} has {}", self.describe_limits(role));
+            let _ = writeln!(text, "{gap}# cv {} has {}", role.name(), self.describe_limits(role));
         }
         text
     }

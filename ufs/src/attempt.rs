@@ -172,7 +172,7 @@ impl PermittedBody {
         self.received += length;
         if self.received > self.expected {
             let reason = format!("it sent more than the {} bytes of the range", self.expected);
-            return Err(UfsError::Malformed { request: self.request.clone(), reason, source: None });
+            return Err(UfsError::Malformed { request: self.request.clone(), reason });
         }
         self.pace.gain(length);
         self.metrics.bytes.inc_by(length);

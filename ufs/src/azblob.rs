@@ -21,19 +21,18 @@ use cavern_conf::schema;
 use cavern_proto::azblob_options::ENDPOINT;
 use cavern_proto::{Capabilities, Scheme};
 use futures::FutureExt;
-use http::header::{CONTENT_LENGTH, ETAG, IF_MATCH, LAST_MODIFIED};
+use http::header::{ETAG, IF_MATCH};
 use http::request::Builder;
-use http::{HeaderMap, Request as HttpRequest, Response, StatusCode};
+use http::{Request as HttpRequest, Response, StatusCode};
 use hyper::body::Incoming;
 use reqsign_core::time::Timestamp;
 
 use self::options::Access;
 pub(crate) use self::options::AzblobOptions;
-use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::s3::failure::{Failure, behind_s, senseless};
-use crate::s3::listing::{nanoseconds, unquoted};
+use crate::s3::listing::{described_by_head, header_text};
 use crate::s3::read::{pinned, ranged};
 use crate::s3::shared::SharedBucket;
 use crate::s3::signing::spelled;
@@ -74,10 +73,7 @@ pub(crate) fn open(
     let store_id = format!("azblob+{container_url}");
     let label = format!("azblob://{container} at {}", options.account_url);
     let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
-    let guard = Guard::new(ENDPOINT, &options.account_url, &container_url, conf);
-    let transport = of_bucket.transport(|| {
-        Transport::new(conf.connect_timeout.get(), conf.concurrency, container_url.starts_with("https:"), guard)
-    })?;
+    let transport = of_bucket.transport(ENDPOINT, &options.account_url, &container_url, conf)?;
     let access = options.access(conf)?;
     let label = shared.label.clone();
     Ok((AzblobStore { transport, access, container_url, label, _shared: of_bucket }, shared))
@@ -119,7 +115,7 @@ impl AzblobStore {
             None if !asked.key().is_empty() => Ok(self.url(asked.key(), query)),
             reason => {
                 let reason = reason.unwrap_or("it names no blob").to_owned();
-                Err(UfsError::Rejected { request: asked.clone(), reason, source: None })
+                Err(UfsError::Rejected { request: asked.clone(), reason })
             }
         }
     }
@@ -167,28 +163,25 @@ impl AzblobStore {
         let error = failure.into_ufs(asked.clone(), etag);
         match (code.as_str(), error) {
             ("ContainerNotFound" | "ContainerBeingDeleted", _) => UfsError::NoBucket { request: asked.clone() },
-            ("BlobAlreadyExists", _) => {
-                let reason = "there is one already".to_owned();
-                UfsError::VersionChanged { request: asked.clone(), etag: etag.to_owned(), reason }
-            }
+            ("BlobAlreadyExists", _) => UfsError::version_changed(asked.clone(), etag, "there is one already"),
             // Its blocks were used or taken away: an upload that is not there any more.
             ("InvalidBlockList", _) => UfsError::NotFound { request: asked.clone() },
             ("BlobArchived" | "BlobBeingRehydrated", UfsError::Rejected { request, reason, .. }) => {
                 let remedy = "give it an online access tier, and read it again";
                 UfsError::denied_for(Denial::Archived, request, reason, remedy)
             }
-            ("PendingCopyOperation", UfsError::Rejected { request, reason, source }) => {
-                UfsError::Unavailable { request, reason, source }
+            ("PendingCopyOperation", UfsError::Rejected { request, reason }) => {
+                UfsError::Unavailable { request, reason }
             }
             // A lease, and no version, is in the way.
             (code, UfsError::VersionChanged { request, .. }) if code.starts_with("Lease") => {
                 let reason = format!("{} {code}: somebody holds a lease on the blob", status.as_u16());
-                UfsError::Rejected { request, reason, source: None }
+                UfsError::Rejected { request, reason }
             }
-            (_, UfsError::Denied { request, reason, source, .. })
+            (_, UfsError::Denied { request, reason, .. })
                 if status == StatusCode::UNAUTHORIZED && self.access.give_up() =>
             {
-                UfsError::Unavailable { request, reason: format!("{reason}: another token is fetched"), source }
+                UfsError::Unavailable { request, reason: format!("{reason}: another token is fetched") }
             }
             (_, error) => self.denied(error),
         }
@@ -197,16 +190,10 @@ impl AzblobStore {
     /// An error, with what the access comes from.
     fn denied(&self, error: UfsError) -> UfsError {
         match error {
-            UfsError::Denied {
-                request,
-                denial: denial @ (Denial::Credentials | Denial::Expired),
-                reason,
-                source,
-                ..
-            } => {
+            UfsError::Denied { request, denial: denial @ (Denial::Credentials | Denial::Expired), reason, .. } => {
                 let giver = self.access.giver();
                 let remedy = format!("check {giver}, and that it may list, read and write blobs of this container");
-                UfsError::Denied { request, denial, reason, remedy: remedy.into(), source }
+                UfsError::denied_for(denial, request, reason, remedy)
             }
             error => error,
         }
@@ -218,8 +205,7 @@ impl AzblobStore {
         let response = self.exchange(unsigned, Bytes::new(), &asked, "").await?;
         let behind_s = behind_s(response.headers(), &[]);
         let document = whole(response.into_body(), LISTING_BYTES, "the listing", &|| asked.clone()).await?;
-        let mut page =
-            listing::parse(&document).map_err(|reason| UfsError::Malformed { request: asked, reason, source: None })?;
+        let mut page = listing::parse(&document).map_err(|reason| UfsError::Malformed { request: asked, reason })?;
         page.behind_s = behind_s;
         let listed = page.page.objects.len() + page.page.prefixes.len();
         page.page.objects.retain(|object| unusable(&object.key).is_none());
@@ -233,11 +219,11 @@ impl AzblobStore {
         let unsigned = HttpRequest::head(self.object_url(&asked, "")?);
         let response = self.exchange(unsigned, Bytes::new(), &asked, "").await?;
         // A hierarchical namespace has directories, which listings leave out as well.
-        if text(response.headers(), "x-ms-resource-type") == "directory" {
+        if header_text(response.headers(), "x-ms-resource-type") == "directory" {
             return Err(UfsError::NotFound { request: asked });
         }
-        let reason = "its answer has no Content-Length".to_owned();
-        described(key, response.headers()).ok_or(UfsError::Malformed { request: asked, reason, source: None })
+        let described = described_by_head(key, response.headers(), metadata_name);
+        described.ok_or_else(|| UfsError::lacking(&asked, "Content-Length"))
     }
 
     async fn open_range(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
@@ -250,23 +236,9 @@ impl AzblobStore {
     }
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
-}
-
-/// The object that an answer describes; `None` where it does not say how long it is.
-fn described(key: &str, headers: &HeaderMap) -> Option<ObjectMeta> {
-    let metadata = headers.iter().filter_map(|(name, value)| {
-        let name = name.as_str().strip_prefix(METADATA)?;
-        Some((name.replace('_', "-"), value.to_str().ok()?.to_owned()))
-    });
-    Some(ObjectMeta {
-        key: key.to_owned(),
-        size: text(headers, CONTENT_LENGTH.as_str()).parse().ok()?,
-        etag: unquoted(text(headers, ETAG.as_str())).to_owned(),
-        mtime_ns: Timestamp::parse_rfc2822(text(headers, LAST_MODIFIED.as_str())).map_or(0, nanoseconds),
-        metadata: metadata.collect(),
-    })
+/// The name of what a header has that is metadata.
+fn metadata_name(header: &str) -> Option<String> {
+    Some(header.strip_prefix(METADATA)?.replace('_', "-"))
 }
 
 impl ObjectStore for AzblobStore {

@@ -19,55 +19,23 @@ struct Parts {
     key: String,
 }
 
-/// The requests that this crate sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    List,
-    Head,
-    Get,
-    Put,
-    /// A multipart upload: its beginning, a part, its end, and giving it up.
-    Begin,
-    Part,
-    Complete,
-    Abort,
-    Delete,
-    /// Within the bucket, whole or a part of an upload.
-    Copy,
-    CopyPart,
-}
-
-impl Operation {
-    /// The position of one is `self as usize`.
-    pub(crate) const ALL: [Self; 11] = [
-        Self::List,
-        Self::Head,
-        Self::Get,
-        Self::Put,
-        Self::Begin,
-        Self::Part,
-        Self::Complete,
-        Self::Abort,
-        Self::Delete,
-        Self::Copy,
-        Self::CopyPart,
-    ];
-
-    /// As logs and metrics spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::List => "LIST",
-            Self::Head => "HEAD",
-            Self::Get => "GET",
-            Self::Put => "PUT",
-            Self::Begin => "CREATE MULTIPART",
-            Self::Part => "UPLOAD PART",
-            Self::Complete => "COMPLETE MULTIPART",
-            Self::Abort => "ABORT MULTIPART",
-            Self::Delete => "DELETE",
-            Self::Copy => "COPY",
-            Self::CopyPart => "COPY PART",
-        }
+cavern_conf::named_values! {
+    /// The requests that this crate sends, named as logs and metrics spell them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Operation {
+        List = "LIST",
+        Head = "HEAD",
+        Get = "GET",
+        Put = "PUT",
+        /// A multipart upload: its beginning, a part, its end, and giving it up.
+        Begin = "CREATE MULTIPART",
+        Part = "UPLOAD PART",
+        Complete = "COMPLETE MULTIPART",
+        Abort = "ABORT MULTIPART",
+        Delete = "DELETE",
+        /// Within the bucket, whole or a part of an upload.
+        Copy = "COPY",
+        CopyPart = "COPY PART",
     }
 }
 
@@ -96,9 +64,6 @@ impl fmt::Display for Request {
         write!(f, "{} \"{}\" in {}", self.0.operation.name(), self.0.key.escape_debug(), self.0.store)
     }
 }
-
-/// The error underneath, kept for logs; shared, because one failed fetch may be answered to many who wait for it.
-pub type Cause = Arc<dyn Error + Send + Sync>;
 
 /// What a store denies a request for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,14 +105,7 @@ pub enum UfsError {
 
     /// The store does not let the request pass. Retrying does not help.
     #[error("{request}: {denial}: {reason}; {remedy}")]
-    Denied {
-        request: Request,
-        denial: Denial,
-        reason: String,
-        remedy: Cow<'static, str>,
-        #[source]
-        source: Option<Cause>,
-    },
+    Denied { request: Request, denial: Denial, reason: String, remedy: Cow<'static, str> },
 
     /// There is no such bucket (or directory) at this endpoint. Retrying does not help.
     #[error("{request}: there is no such bucket; check the name and {}", .request.place())]
@@ -157,12 +115,7 @@ pub enum UfsError {
     #[error(
         "{request}: the store is unavailable: {reason}; check {}, the network and the store's health", .request.place()
     )]
-    Unavailable {
-        request: Request,
-        reason: String,
-        #[source]
-        source: Option<Cause>,
-    },
+    Unavailable { request: Request, reason: String },
 
     /// The store did not answer, or did not go on, in time. Retried here already; may heal.
     #[error(
@@ -176,12 +129,7 @@ pub enum UfsError {
 
     /// The store's reply makes no sense, for instance bytes of another range than was asked for.
     #[error("{request}: the store's answer cannot be used: {reason}; check that {} leads to a store", .request.place())]
-    Malformed {
-        request: Request,
-        reason: String,
-        #[source]
-        source: Option<Cause>,
-    },
+    Malformed { request: Request, reason: String },
 
     /// The store keeps no object whose key is the beginning of another's path, and has such a one. Retrying helps once
     /// that is deleted.
@@ -190,12 +138,7 @@ pub enum UfsError {
 
     /// The store refused for another reason. Retrying does not help.
     #[error("{request}: the store refused: {reason}")]
-    Rejected {
-        request: Request,
-        reason: String,
-        #[source]
-        source: Option<Cause>,
-    },
+    Rejected { request: Request, reason: String },
 
     /// It would take more memory than there is for it. Retrying does not help.
     #[error("{request}: {reason}; {remedy}")]
@@ -232,7 +175,17 @@ impl UfsError {
         reason: String,
         remedy: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self::Denied { request, denial, reason, remedy: remedy.into(), source: None }
+        Self::Denied { request, denial, reason, remedy: remedy.into() }
+    }
+
+    /// [`Self::VersionChanged`], where the version `etag` was asked for.
+    pub(crate) fn version_changed(request: Request, etag: &str, reason: impl Into<String>) -> Self {
+        Self::VersionChanged { request, etag: etag.to_owned(), reason: reason.into() }
+    }
+
+    /// [`Self::Malformed`], of an answer that lacks something.
+    pub(crate) fn lacking(request: &Request, what: &str) -> Self {
+        Self::Malformed { request: request.clone(), reason: format!("its answer has no {what}") }
     }
 
     /// True when the object is gone or replaced: the bucket is well, the caller's metadata is out of date.
@@ -242,18 +195,7 @@ impl UfsError {
 
     /// True when the same request may succeed if it is sent again.
     pub fn is_temporary(&self) -> bool {
-        match self {
-            Self::Unavailable { .. } | Self::Deadline { .. } | Self::ShortBody { .. } | Self::Malformed { .. } => true,
-            Self::NotFound { .. }
-            | Self::VersionChanged { .. }
-            | Self::Denied { .. }
-            | Self::NoBucket { .. }
-            | Self::Obstructed { .. }
-            | Self::Rejected { .. }
-            | Self::Oversized { .. }
-            | Self::Invalid { .. }
-            | Self::NotAllowed { .. } => false,
-        }
+        self.sort().1
     }
 
     /// True when the store does not copy this, and will not.
@@ -269,20 +211,25 @@ impl UfsError {
 
     /// A word for metrics, one per variant.
     pub fn kind(&self) -> &'static str {
+        self.sort().0
+    }
+
+    /// The word for each variant, and whether it is temporary.
+    fn sort(&self) -> (&'static str, bool) {
         match self {
-            Self::NotFound { .. } => "not_found",
-            Self::VersionChanged { .. } => "version_changed",
-            Self::Denied { .. } => "denied",
-            Self::NoBucket { .. } => "no_bucket",
-            Self::Unavailable { .. } => "unavailable",
-            Self::Deadline { .. } => "deadline",
-            Self::ShortBody { .. } => "short_body",
-            Self::Malformed { .. } => "malformed",
-            Self::Obstructed { .. } => "obstructed",
-            Self::Rejected { .. } => "rejected",
-            Self::Oversized { .. } => "oversized",
-            Self::Invalid { .. } => "invalid",
-            Self::NotAllowed { .. } => "not_allowed",
+            Self::NotFound { .. } => ("not_found", false),
+            Self::VersionChanged { .. } => ("version_changed", false),
+            Self::Denied { .. } => ("denied", false),
+            Self::NoBucket { .. } => ("no_bucket", false),
+            Self::Unavailable { .. } => ("unavailable", true),
+            Self::Deadline { .. } => ("deadline", true),
+            Self::ShortBody { .. } => ("short_body", true),
+            Self::Malformed { .. } => ("malformed", true),
+            Self::Obstructed { .. } => ("obstructed", false),
+            Self::Rejected { .. } => ("rejected", false),
+            Self::Oversized { .. } => ("oversized", false),
+            Self::Invalid { .. } => ("invalid", false),
+            Self::NotAllowed { .. } => ("not_allowed", false),
         }
     }
 
@@ -322,7 +269,7 @@ mod tests {
             let request = || Request::new(Operation::List, &store.into(), "");
             let missing = UfsError::NoBucket { request: request() }.to_string();
             assert!(missing.contains(&format!("check the name and {place}")), "{missing}");
-            let down = UfsError::Unavailable { request: request(), reason: "refused".to_owned(), source: None };
+            let down = UfsError::Unavailable { request: request(), reason: "refused".to_owned() };
             assert!(down.to_string().contains(&format!("refused; check {place}, the network")), "{down}");
         }
     }

@@ -39,7 +39,7 @@ impl Injected {
         }
         if is_due(&self.requests, self.faults.fail_every) {
             let reason = "an injected fault".to_owned();
-            return Err(UfsError::Unavailable { request: request(), reason, source: None });
+            return Err(UfsError::Unavailable { request: request(), reason });
         }
         Ok(())
     }

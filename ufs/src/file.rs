@@ -26,7 +26,7 @@ use tokio::task::spawn_blocking;
 
 use self::tree::{Found, Tree};
 use crate::allowed::FileRoots;
-use crate::error::{Cause, Denial, Operation, Request, UfsError};
+use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
@@ -61,12 +61,11 @@ impl FileStore {
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => UfsError::NotFound { request },
             ErrorKind::PermissionDenied => {
-                let remedy = "check who this process runs as, and what owners and modes let him do there".into();
-                let (reason, source) = (error.to_string(), Some(Arc::new(error) as Cause));
-                UfsError::Denied { request, denial: Denial::Credentials, reason, remedy, source }
+                let remedy = "check who this process runs as, and what owners and modes let him do there";
+                UfsError::denied_for(Denial::Credentials, request, error.to_string(), remedy)
             }
-            ErrorKind::Unsupported => UfsError::Rejected { request, reason: error.to_string(), source: None },
-            _ => UfsError::Unavailable { request, reason: error.to_string(), source: Some(Arc::new(error)) },
+            ErrorKind::Unsupported => UfsError::Rejected { request, reason: error.to_string() },
+            _ => UfsError::Unavailable { request, reason: error.to_string() },
         }
     }
 
@@ -225,8 +224,7 @@ impl FileStore {
     }
 
     fn changed(&self, key: &str, etag: &str, reason: &str) -> UfsError {
-        let request = Request::new(Operation::Get, &self.label, key);
-        UfsError::VersionChanged { request, etag: etag.to_owned(), reason: reason.to_owned() }
+        UfsError::version_changed(Request::new(Operation::Get, &self.label, key), etag, reason)
     }
 
     /// Runs file calls off the async threads.
@@ -239,7 +237,7 @@ impl FileStore {
         let store = self.clone();
         spawn_blocking(move || call(&store)).await.unwrap_or_else(|stopped| {
             let request = Request::new(operation, &self.label, key);
-            Err(UfsError::Unavailable { request, reason: stopped.to_string(), source: None })
+            Err(UfsError::Unavailable { request, reason: stopped.to_string() })
         })
     }
 }
@@ -339,7 +337,7 @@ impl ObjectStore for FileStore {
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         let reason = "a directory tree is read only for Cavern: mount s3:// to write".to_owned();
         let request = Request::new(request.operation(), &self.label, request.key);
-        future::ready(Err(UfsError::Rejected { request, reason, source: None })).boxed()
+        future::ready(Err(UfsError::Rejected { request, reason })).boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -30,7 +30,6 @@ use percent_encoding::{PercentEncode, utf8_percent_encode};
 use self::options::Credentials;
 pub(crate) use self::options::{GOOGLE, GsOptions};
 use self::reply::GENERATION;
-use crate::allowed::Guard;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::failure::{Failure, behind_s, senseless};
@@ -71,10 +70,7 @@ pub(crate) fn open(
     let endpoint = options.endpoint.unwrap_or_else(|| GOOGLE.to_owned());
     let (store_id, label) = (format!("gs+{endpoint}/{bucket}"), format!("gs://{bucket} at {endpoint}"));
     let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
-    let guard = Guard::new(ENDPOINT, &endpoint, &endpoint, conf);
-    let transport = of_bucket.transport(|| {
-        Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)
-    })?;
+    let transport = of_bucket.transport(ENDPOINT, &endpoint, &endpoint, conf)?;
     let bearer = match options.credentials {
         Credentials::Anonymous => None,
         Credentials::Key(file) => Some(file.bearer(KEY, conf)),
@@ -112,7 +108,7 @@ impl GsStore {
         // The URL of such an object would be that of its bucket, or of the listing.
         if asked.operation() != Operation::List && matches!(asked.key(), "" | "." | "..") {
             let reason = "no object has such a name".to_owned();
-            return Err(UfsError::Rejected { request: asked.clone(), reason, source: None });
+            return Err(UfsError::Rejected { request: asked.clone(), reason });
         }
         let mut request = unsigned.body(body).map_err(|error| senseless(error, asked))?;
         if let Some(bearer) = &self.bearer {
@@ -139,10 +135,10 @@ impl GsStore {
         let is_token_refused =
             matches!(&failure, Failure::Status { status, .. } if *status == StatusCode::UNAUTHORIZED);
         match failure.into_ufs(asked.clone(), etag) {
-            UfsError::Denied { request, reason, source, .. }
+            UfsError::Denied { request, reason, .. }
                 if is_token_refused && self.bearer.as_ref().is_some_and(Bearer::give_up) =>
             {
-                UfsError::Unavailable { request, reason: format!("{reason}: another token is fetched"), source }
+                UfsError::Unavailable { request, reason: format!("{reason}: another token is fetched") }
             }
             // What is made needs nothing to be there but the bucket.
             UfsError::NotFound { request } if matches!(request.operation(), Operation::Put | Operation::Begin) => {
@@ -154,10 +150,10 @@ impl GsStore {
 
     /// An error, with who gave the token.
     fn denied(&self, error: UfsError) -> UfsError {
-        let UfsError::Denied { request, denial, reason, source, .. } = error else { return error };
+        let UfsError::Denied { request, denial, reason, .. } = error else { return error };
         let giver = self.bearer.as_ref().map_or("nobody, as gs.anonymous says,", Bearer::giver);
         let remedy = format!("check what {giver} gives, and that it may list, read and write objects of this bucket");
-        UfsError::Denied { request, denial, reason, remedy: remedy.into(), source }
+        UfsError::denied_for(denial, request, reason, remedy)
     }
 
     async fn list_page(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
@@ -181,7 +177,7 @@ impl GsStore {
         let response = self.exchange(HttpRequest::get(url), Bytes::new(), &asked, "").await?;
         let behind_s = behind_s(response.headers(), &[]);
         let document = whole(response.into_body(), LISTING_BYTES, "the listing", &|| asked.clone()).await?;
-        let malformed = |reason| UfsError::Malformed { request: asked, reason, source: None };
+        let malformed = |reason| UfsError::Malformed { request: asked, reason };
         Ok(StorePage { behind_s, ..reply::page(&document).map_err(malformed)? })
     }
 
@@ -190,7 +186,7 @@ impl GsStore {
         let url = format!("{}?fields={}", self.object_url(key), encoded(OBJECT));
         let (_, document) = self.answered(HttpRequest::get(url), Bytes::new(), &asked, "").await?;
         let reason = "its answer describes no object".to_owned();
-        reply::object(&document).ok_or(UfsError::Malformed { request: asked, reason, source: None })
+        reply::object(&document).ok_or(UfsError::Malformed { request: asked, reason })
     }
 
     async fn open_range(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {

@@ -47,7 +47,7 @@ mod window;
 mod write;
 
 pub use attributes::{ObjectAttributes, nanoseconds, seconds};
-pub use error::{Cause, Denial, Operation, Request, UfsError};
+pub use error::{Denial, Operation, Request, UfsError};
 pub use fault::Faults;
 pub use key_space::KeySpace;
 pub use lister::Lister;

@@ -93,7 +93,7 @@ impl Lister {
         self.empty_pages = if is_empty { self.empty_pages + 1 } else { 0 };
         if is_same || self.empty_pages > EMPTY_PAGES_MAX {
             let reason = "the listing goes on for ever, but gets no further".to_owned();
-            return Err(UfsError::Malformed { request: self.request(), reason, source: None });
+            return Err(UfsError::Malformed { request: self.request(), reason });
         }
         self.entries += (answer.page.objects.len() + answer.page.prefixes.len()).max(1) as u64 + answer.page.hidden;
         if let Some((most, remedy)) = self.most.filter(|(most, _)| self.entries > *most) {

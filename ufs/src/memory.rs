@@ -85,6 +85,13 @@ impl Objects {
         etag
     }
 
+    /// The name of a part; `None` where there is no such upload.
+    fn store_part(&mut self, upload: &str, number: u32, bytes: Bytes) -> Option<String> {
+        self.version += 1;
+        self.uploads.get_mut(upload)?.parts.insert(number, bytes);
+        Some(format!("p{}", self.version))
+    }
+
     fn version_of(&self, source: &CopySource<'_>) -> Option<Object> {
         self.by_key.get(source.key).filter(|object| object.meta.etag == source.etag).cloned()
     }
@@ -213,11 +220,8 @@ impl MemoryBucket {
 
     fn slice(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
         let object = self.find(Operation::Get, key)?;
-        let changed = |reason: &str| UfsError::VersionChanged {
-            request: Request::new(Operation::Get, &self.name, key),
-            etag: etag.to_owned(),
-            reason: reason.to_owned(),
-        };
+        let changed =
+            |reason: &str| UfsError::version_changed(Request::new(Operation::Get, &self.name, key), etag, reason);
         if !etag.is_empty() && object.meta.etag != etag {
             return Err(changed("another version has replaced it"));
         }
@@ -236,10 +240,7 @@ impl MemoryBucket {
         let missing = || UfsError::NotFound { request: asked() };
         let objects = &mut *self.objects.lock();
         let check = |objects: &Objects, replaces: Precondition<'_>| {
-            let changed = |etag: &str| {
-                let reason = "another version has replaced it".to_owned();
-                Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason })
-            };
+            let changed = |etag: &str| Err(UfsError::version_changed(asked(), etag, "another version has replaced it"));
             match (replaces, objects.by_key.get(request.key)) {
                 (Precondition::Nothing, Some(_)) => changed(""),
                 (Precondition::Version(_), None) => Err(missing()),
@@ -259,11 +260,7 @@ impl MemoryBucket {
                 Ok(id)
             }
             Change::Part { upload, number, body } => {
-                objects.version += 1;
-                let etag = format!("p{}", objects.version);
-                let upload = objects.uploads.get_mut(upload).ok_or_else(missing)?;
-                upload.parts.insert(number, body.clone());
-                Ok(etag)
+                objects.store_part(upload, number, body.clone()).ok_or_else(missing)
             }
             Change::Complete { upload, replaces, .. } => {
                 check(objects, replaces)?;
@@ -286,11 +283,8 @@ impl MemoryBucket {
             }
             Change::CopyPart { upload, number, source, bytes: (first, last) } => {
                 let found = objects.version_of(&source).ok_or_else(missing)?;
-                objects.version += 1;
-                let etag = format!("p{}", objects.version);
-                let upload = objects.uploads.get_mut(upload).ok_or_else(missing)?;
-                upload.parts.insert(number, found.bytes.slice(first as usize..=last as usize));
-                Ok(etag)
+                let part = found.bytes.slice(first as usize..=last as usize);
+                objects.store_part(upload, number, part).ok_or_else(missing)
             }
         }
     }

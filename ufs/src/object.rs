@@ -53,3 +53,10 @@ pub enum Precondition<'a> {
     /// This version.
     Version(&'a str),
 }
+
+impl<'a> Precondition<'a> {
+    /// The version that must be there; empty where it does not matter which.
+    pub(crate) fn version(self) -> &'a str {
+        if let Self::Version(etag) = self { etag } else { "" }
+    }
+}

@@ -33,7 +33,6 @@ use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 
-use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
@@ -89,10 +88,7 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{}", spelled(bucket)),
     };
-    let guard = Guard::new(ENDPOINT, &endpoint, &bucket_url, conf);
-    let transport = of_bucket.transport(|| {
-        Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)
-    })?;
+    let transport = of_bucket.transport(ENDPOINT, &endpoint, &bucket_url, conf)?;
     let lender = lender.filter(|_| options.vended.is_some());
     let credentials = match lender {
         Some(lender) => Some(Provider::lent(lender, conf)),
@@ -140,24 +136,23 @@ impl S3Store {
     /// An error of a request as it is for these options. Where other credentials can be had for some that have
     /// expired, it may be sent again. Whoever gave the credentials is named, and the region of the signature.
     fn denied(&self, error: UfsError) -> UfsError {
-        let UfsError::Denied { request, denial, reason, remedy, source } = error else { return error };
+        let UfsError::Denied { request, denial, reason, remedy } = error else { return error };
         match (denial, &self.credentials) {
             (Denial::Credentials | Denial::Expired, Some(Provider::Renewing(renewing))) => {
                 if denial == Denial::Expired && renewing.give_up() {
-                    let reason = format!("{reason}: others are fetched");
-                    return UfsError::Unavailable { request, reason, source };
+                    return UfsError::Unavailable { request, reason: format!("{reason}: others are fetched") };
                 }
                 let remedy =
-                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver()).into();
-                UfsError::Denied { request, denial, reason, remedy, source }
+                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver());
+                UfsError::denied_for(denial, request, reason, remedy)
             }
             (Denial::Region, _) => {
                 let reason = format!("{reason}, and s3.region_name is {} here", self.region);
-                UfsError::Denied { request, denial, reason, remedy, source }
+                UfsError::Denied { request, denial, reason, remedy }
             }
             // Without a signature the time does not matter.
             (Denial::Clock, None) => UfsError::denied(request, reason),
-            _ => UfsError::Denied { request, denial, reason, remedy, source },
+            _ => UfsError::Denied { request, denial, reason, remedy },
         }
     }
 
@@ -201,7 +196,6 @@ pub(crate) async fn whole(
     let broken = |error: Box<dyn std::error::Error + Send + Sync>| UfsError::Unavailable {
         request: asked(),
         reason: format!("{what} broke off: {error}"),
-        source: Some(error.into()),
     };
     Ok(Limited::new(body, bytes_max).collect().await.map_err(broken)?.to_bytes())
 }

@@ -20,9 +20,11 @@ use reqsign_aws_v4::Credential;
 use reqsign_core::time::Timestamp;
 use serde_json::Value;
 
+use crate::allowed::Guard;
 use crate::error::UfsError;
 use crate::s3::KeyError;
 use crate::s3::credentials::exchange::Giver;
+use crate::s3::credentials::instance::check_allowed;
 use crate::s3::credentials::patience;
 use crate::s3::credentials::renewal::{Due, Fetch, Renewing};
 use crate::s3::listing::QUERY;
@@ -90,6 +92,28 @@ impl Bearer {
     {
         let fetch: Fetch = Arc::new(move || fetch().boxed());
         Self(Renewing::new(giver, patience(conf), Due::Late, fetch))
+    }
+
+    /// Tokens of the identity of the instance, which its metadata on `host` have at `url` for whoever sends this
+    /// header; `unasked` says why there is no such request.
+    fn of_instance(
+        host: &str,
+        url: String,
+        (header, value): (&'static str, &'static str),
+        unasked: &'static str,
+        option: &'static str,
+        conf: &schema::Ufs,
+    ) -> Self {
+        let (name, of_process) = (format!("the instance metadata at {host}"), conf.clone());
+        Self::new(name.clone(), conf, move || {
+            let (name, url, conf) = (name.clone(), url.clone(), of_process.clone());
+            async move {
+                check_allowed(option, "instance", &conf)?;
+                let giver = Giver::new(name, &url, Guard::of_own_host(&url), &conf)?;
+                let request = Request::get(&url).header(header, value).body(Bytes::new());
+                fetched(&giver, request.map_err(|_| KeyError::Refused(unasked.to_owned()))?, &[]).await
+            }
+        })
     }
 
     /// Has a request bear it.

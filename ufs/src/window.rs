@@ -88,24 +88,23 @@ impl Windows {
                 continue;
             }
             upto = upto.max(name.as_bytes().to_vec());
-            if is_name(name.as_bytes()) {
-                self.held_back.insert(Bytes::copy_from_slice(name.as_bytes()), Listed::of(object));
-            } else {
-                self.hidden += 1;
-            }
+            self.hold_back(name, Listed::of(object));
         }
         for prefix in &page.prefixes {
             let Some(place) = prefix.strip_prefix(&self.prefix) else { continue };
             self.exists = true;
             upto = upto.max(place.as_bytes().to_vec());
-            let name = place.strip_suffix('/').unwrap_or(place);
-            if is_name(name.as_bytes()) {
-                self.held_back.insert(Bytes::copy_from_slice(name.as_bytes()), Listed::Directory);
-            } else {
-                self.hidden += 1;
-            }
+            self.hold_back(place.strip_suffix('/').unwrap_or(place), Listed::Directory);
         }
         upto
+    }
+
+    fn hold_back(&mut self, name: &str, listed: Listed) {
+        if is_name(name.as_bytes()) {
+            self.held_back.insert(Bytes::copy_from_slice(name.as_bytes()), listed);
+        } else {
+            self.hidden += 1;
+        }
     }
 
     fn cut(&mut self, upto: Option<Vec<u8>>) -> Window {

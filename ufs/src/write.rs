@@ -141,8 +141,7 @@ impl Ufs {
             return Ok(named(there.metadata));
         }
         let request = Request::new(Operation::Head, &self.shared().label, &from.key);
-        let reason = "another version has replaced it".to_owned();
-        Err(UfsError::VersionChanged { request, etag: from.etag.clone(), reason })
+        Err(UfsError::version_changed(request, &from.etag, "another version has replaced it"))
     }
 
     /// Begins an object that is written in parts, and appears when it is completed. Whoever gives up must say so, or
@@ -179,12 +178,11 @@ impl Ufs {
         let etag = match (replaces, there) {
             (Precondition::Nothing, Err(UfsError::NotFound { .. })) => return Ok(Precondition::Anything),
             (Precondition::Version(etag), Ok(there)) if there.etag == etag => return Ok(Precondition::Anything),
-            (Precondition::Version(etag), Ok(_)) => etag.to_owned(),
-            (_, Ok(_)) => String::new(),
+            (_, Ok(_)) => replaces.version(),
             (_, Err(error)) => return Err(error),
         };
         let request = Request::new(Operation::Complete, &self.shared().label, key);
-        Err(UfsError::VersionChanged { request, etag, reason: "another version is there".to_owned() })
+        Err(UfsError::version_changed(request, etag, "another version is there"))
     }
 
     async fn change(&self, key: &str, change: Change<'_>) -> Result<String, UfsError> {

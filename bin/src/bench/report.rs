@@ -228,8 +228,7 @@ impl Report {
         for (index, operation) in operations.enumerate() {
             let units = operation.units.iter();
             summary.extend(units.filter_map(|unit| Summary::of(rounds, index, operation.name, *unit)));
-            let both = [Side::Target, Side::Baseline].into_iter();
-            latencies.extend(both.filter_map(|side| Latencies::of(rounds, index, side)));
+            latencies.extend(Side::ALL.into_iter().filter_map(|side| Latencies::of(rounds, index, side)));
         }
         let mut failures = Failures::default();
         let all = rounds.iter().flat_map(|round| &round.phases);

@@ -106,19 +106,12 @@ fn existing(path: &Path) -> Result<PathBuf, CliError> {
     path.canonicalize().context(format_args!("cannot find out what {} is", path.display()))
 }
 
-/// Which of the directories.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
-    Target,
-    Baseline,
-}
-
-impl Side {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Target => "target",
-            Self::Baseline => "baseline",
-        }
+cavern_conf::named_values! {
+    /// Which of the directories.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Side {
+        Target = "target",
+        Baseline = "baseline",
     }
 }
 

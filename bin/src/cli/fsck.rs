@@ -7,7 +7,7 @@ use cavern_conf::{Interval, counted};
 use cavern_net::master::Stubs;
 use cavern_proto::master::{Finding, FsckProgress, FsckRequest};
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::connect::{LINE_PERIOD, ResultArgs, word};
 use super::host_path::in_namespace;
@@ -53,20 +53,13 @@ fn kind(finding: &Finding) -> String {
 }
 
 fn view(finding: &Finding) -> Value {
-    let Finding { path, inode, mount_id, key, name, index, worker, detail, cause, repaired, .. } = finding;
-    json!({
+    console::fields! { finding;
+        path, inode, key, worker, detail, cause, repaired;
         "kind": kind(finding),
-        "path": path,
-        "inode": inode,
-        "mount": mount_id,
-        "key": key,
-        "name": String::from_utf8_lossy(name),
-        "block": index,
-        "worker": worker,
-        "detail": detail,
-        "cause": cause,
-        "repaired": repaired,
-    })
+        "mount": finding.mount_id,
+        "name": String::from_utf8_lossy(&finding.name),
+        "block": finding.index,
+    }
 }
 
 fn line(finding: &Finding) -> String {

@@ -114,18 +114,14 @@ impl<'a> IndexView<'a> {
 
     fn view(&self) -> Value {
         let status = self.status;
-        json!({
+        console::fields! { status;
+            indexing, expected_entries, hidden_keys, unlisted_directories, last_error;
             "path": self.path,
-            "indexing": status.indexing,
             "entries": status.indexed_entries,
-            "expected_entries": status.expected_entries,
-            "hidden_keys": status.hidden_keys,
-            "unlisted_directories": status.unlisted_directories,
             "entries_per_second": status.index_rate,
             "eta_seconds": self.eta_seconds(),
             "streams": status.index_streams,
-            "last_error": status.last_error,
-        })
+        }
     }
 
     fn line(&self) -> String {

@@ -10,7 +10,6 @@ use cavern_proto::master::{GetJobRequest, Job, JobKind, JobState, ListJobsReques
 use clap::{Args, Subcommand};
 use indicatif::HumanDuration;
 use serde::{Serialize, Serializer};
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status};
 
@@ -201,28 +200,18 @@ impl From<Job> for JobView {
 impl Serialize for JobView {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let job = &self.job;
-        let view = json!({
-            "id": job.id,
+        // When it was walked, the totals are final; of loads there are bytes that were fetched.
+        let view = console::fields! { job;
+            id, path, files_total, files_done, bytes_total, bytes_done, bytes_fetched, walked, errors, last_error;
             "kind": self.kind(),
-            "path": job.path,
             "state": self.state(),
-            "files_total": job.files_total,
-            "files_done": job.files_done,
-            "bytes_total": job.bytes_total,
-            "bytes_done": job.bytes_done,
-            // Of loads.
-            "bytes_fetched": job.bytes_fetched,
-            // The totals are final.
-            "walked": job.walked,
-            "errors": job.errors,
-            "last_error": job.last_error,
             "seconds": self.seconds,
             "bytes_per_second": self.rate(job.bytes_done),
             "files_per_second": self.rate(job.files_done),
             "eta_seconds": self.eta_seconds(),
             // The job that this one tries again.
             "retry_of": (job.retry_of != 0).then_some(job.retry_of),
-        });
+        };
         view.serialize(serializer)
     }
 }
@@ -329,6 +318,8 @@ impl JobView {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn job(walked: bool, seconds: f64, done: u64) -> JobView {

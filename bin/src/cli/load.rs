@@ -13,7 +13,7 @@ use cavern_proto::master::{Job, JobKind, JobState, LoadFilesRequest, SubmitLoadR
 use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use indicatif::HumanDuration;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
@@ -254,24 +254,18 @@ impl ListProgress {
 
     fn view(&self) -> Value {
         let (paths_done, sum) = self.sums();
-        json!({
+        // Of a check, those files are done that are cached.
+        console::fields! { sum;
+            files_total, files_done, bytes_total, bytes_done, bytes_fetched, errors, last_error;
             "kind": word(self.kind.as_str_name(), "JOB_KIND_"),
             "from": self.name,
             "paths": self.paths,
             "paths_done": paths_done,
-            "files_total": sum.files_total,
-            // Of a check, those that are cached.
-            "files_done": sum.files_done,
-            "bytes_total": sum.bytes_total,
-            "bytes_done": sum.bytes_done,
-            "bytes_fetched": sum.bytes_fetched,
-            "errors": sum.errors,
-            "last_error": sum.last_error,
             "seconds": self.began.elapsed().as_secs_f64(),
             "files_per_second": self.rate(sum.files_done),
             "bytes_per_second": self.rate(sum.bytes_done),
             "eta_seconds": self.eta_seconds(paths_done),
-        })
+        }
     }
 
     fn line(&self) -> String {

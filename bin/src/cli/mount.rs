@@ -4,7 +4,6 @@ mod clients;
 mod credentials;
 mod view;
 
-use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use cavern_conf::{ByteSize, Interval};
@@ -172,12 +171,7 @@ enum NamesArg {
 impl SettingArgs {
     /// The change of what is given; of no client where none is named.
     fn update(&self, path: String) -> Result<UpdateMountRequest, CliError> {
-        let mut options = HashMap::new();
-        for (key, value) in self.options.iter().cloned().chain(self.credentials.options()?) {
-            if options.insert(key.clone(), value).is_some() {
-                return Err(CliError::Usage(format!("{key} is given twice")));
-            }
-        }
+        let options = self.credentials.options_with(&self.options)?;
         let rules = self.clients.client.clone();
         Ok(UpdateMountRequest {
             path,

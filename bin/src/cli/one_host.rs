@@ -130,12 +130,7 @@ impl OneHostArgs {
 
     /// The options of the bucket. What is said nowhere else comes from where other programs find it.
     fn options(&self, scheme: Scheme, words: &MountWords) -> Result<HashMap<String, String>, CliError> {
-        let mut options = HashMap::new();
-        for (key, value) in self.bucket_options.iter().cloned().chain(self.credentials.options()?) {
-            if options.insert(key.clone(), value).is_some() {
-                return Err(CliError::Usage(format!("{key} is given twice")));
-            }
-        }
+        let mut options = self.credentials.options_with(&self.bucket_options)?;
         // The last of those of one name.
         for (name, value) in words.bucket.iter().rev().cloned() {
             options.entry(format!("{}.{name}", scheme.name())).or_insert(value);

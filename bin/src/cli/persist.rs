@@ -6,7 +6,7 @@ use cavern_conf::{Interval, counted};
 use cavern_net::master::Stubs;
 use cavern_proto::master::{LostAction, PersistStatus, PersistStatusRequest, ResolveLostReply, ResolveLostRequest};
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs};
@@ -65,20 +65,14 @@ impl PersistCommand {
 
 /// How far the bucket is behind a file, or behind a directory and all below it.
 pub fn status_view(status: &PersistStatus) -> Value {
-    json!({
+    // Of the files, those that have lost blocks, and the paths of the first of them.
+    console::fields! { status;
+        files, bytes, deletions, files_per_second, bytes_per_second, last_error, lost_files;
         "persisted": status.files + status.deletions == 0,
-        "files": status.files,
-        "bytes": status.bytes,
-        "deletions": status.deletions,
         // Age of the oldest change that it lacks.
         "oldest_seconds": status.oldest_age_ms as f64 / 1000.0,
-        "files_per_second": status.files_per_second,
-        "bytes_per_second": status.bytes_per_second,
-        "last_error": status.last_error,
-        // Of the files, those that have lost blocks, and the paths of the first of them.
-        "lost_files": status.lost_files,
         "lost": lost_paths(status),
-    })
+    }
 }
 
 fn lost_paths(status: &PersistStatus) -> Vec<&str> {
@@ -199,16 +193,9 @@ impl WaitArgs {
 async fn resolve_lost(path: String, action: LostAction, result: &ResultArgs) -> Result<(), CliError> {
     let request = ResolveLostRequest { path: path.clone(), action: action.into() };
     let ask = async |mut master: Stubs| master.cluster.resolve_lost(request.clone()).await;
-    let ResolveLostReply { files, still_lost, reverted, zeroed, blocks, last_error } = result.cluster.call(ask).await?;
-    let view = json!({
-        "path": path,
-        "files": files,
-        "still_lost": still_lost,
-        "reverted": reverted,
-        "zeroed": zeroed,
-        "blocks": blocks,
-        "last_error": last_error,
-    });
+    let reply = result.cluster.call(ask).await?;
+    let view = console::fields! { reply; files, still_lost, reverted, zeroed, blocks, last_error; "path": path };
+    let ResolveLostReply { files, still_lost, reverted, zeroed, blocks, last_error } = reply;
     let is_failure = action == LostAction::Retry && still_lost > 0;
     result.show(&view, || match action {
         _ if is_failure => Ok(()),

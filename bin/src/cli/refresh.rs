@@ -47,18 +47,11 @@ impl RefreshArgs {
             return Err(CliError::Failed(format!("the master gave up refreshing {}: see its log", self.path)));
         }
         let name = |item: &RefreshItem| json!({"fate": fate(item), "path": item.path});
-        let view = json!({
-            "directories": last.directories,
-            "entries": last.entries,
-            "added": last.added,
-            "changed": last.changed,
-            "removed": last.removed,
-            "hidden": last.hidden,
-            "conflicts": last.conflicts,
-            "pending": last.pending,
+        let view = console::fields! { last;
+            directories, entries, added, changed, removed, hidden, conflicts, pending;
             // Conflicts, and what a dry run would change.
             "names": items.iter().map(name).collect::<Vec<Value>>(),
-        });
+        };
         self.result.show(&view, || self.print(&last, &items))
     }
 

@@ -92,14 +92,9 @@ impl ReportArgs {
 impl Report {
     fn view(&self) -> Value {
         let Self { status, unavailable, .. } = self;
-        json!({
-            "cluster_id": status.cluster_id,
-            "version": status.version,
-            "leader": status.leader,
-            "applied_index": status.applied_index,
+        console::fields! { status;
+            cluster_id, version, leader, applied_index, inodes, sessions;
             "group": self.group,
-            "inodes": status.inodes,
-            "sessions": status.sessions,
             "cache": cache(&self.workers),
             "workers": self.workers.iter().map(worker_view).collect::<Vec<_>>(),
             "mounts": self.mounts,
@@ -112,7 +107,7 @@ impl Report {
             "lost": {"files": unavailable.lost_files, "paths": paths(&unavailable.lost)},
             "rollbacks": status.rollbacks.iter().map(rollback_view).collect::<Vec<_>>(),
             "certificates": self.certificates,
-        })
+        }
     }
 
     fn print(&self) -> Result<(), CliError> {
@@ -220,8 +215,7 @@ fn print_paths(files: u64, named: &[UnavailableFile]) -> Result<(), CliError> {
 
 /// Who says to have been told of later entries of the log than the masters have.
 fn rollback_view(past: &Rollback) -> Value {
-    let Rollback { who, told, had, kept_blocks, kept_bytes } = past;
-    json!({"who": who, "told": told, "had": had, "kept_blocks": kept_blocks, "kept_bytes": kept_bytes})
+    console::fields! { past; who, told, had, kept_blocks, kept_bytes; }
 }
 
 /// Sums over the live workers, since each of them started, as JSON has them.
@@ -259,35 +253,19 @@ fn state_of(worker: &Worker) -> String {
 
 /// A worker as it is shown.
 pub fn worker_view(worker: &Worker) -> Value {
-    let disk = |disk: &DiskReport| {
-        json!({
-            "path": disk.path,
-            "tier": disk.tier,
-            "capacity_bytes": disk.capacity_bytes,
-            "used_bytes": disk.used_bytes,
-            "healthy": disk.healthy,
-            "error": disk.error,
-        })
-    };
+    let disk = |disk: &DiskReport| console::fields! { disk; path, tier, capacity_bytes, used_bytes, healthy, error; };
     let counters = worker.counters.unwrap_or_default();
-    json!({
-        "id": worker.id,
+    // One that is draining is being emptied.
+    console::fields! { worker;
+        id, draining, host, version, capacity_bytes, used_bytes, blocks, last_heartbeat_age_ms;
         "state": state_of(worker),
-        // It is being emptied.
-        "draining": worker.draining,
-        "host": worker.host,
         "data": worker.data_address,
         "http": worker.http_address,
         "socket": worker.socket_path,
-        "version": worker.version,
-        "capacity_bytes": worker.capacity_bytes,
-        "used_bytes": worker.used_bytes,
-        "blocks": worker.blocks,
-        "last_heartbeat_age_ms": worker.last_heartbeat_age_ms,
         "hit_bytes": counters.hit_bytes,
         "miss_bytes": counters.miss_bytes,
         "disks": worker.disks.iter().map(disk).collect::<Vec<_>>(),
-    })
+    }
 }
 
 pub fn print_workers(workers: &[Worker]) -> Result<(), CliError> {
@@ -323,17 +301,14 @@ fn last_error(task: &TaskStatus) -> Option<(u64, &str)> {
 
 fn task_view(task: &TaskStatus) -> Value {
     let (run, error) = (last_run(task), last_error(task));
-    json!({
-        "name": task.name,
+    // Since that master leads.
+    console::fields! { task; name, runs, errors;
         "state": task_state(task),
-        // Since that master leads.
-        "runs": task.runs,
-        "errors": task.errors,
         "last_run_age_ms": run.map(|(age_ms, _)| age_ms),
         "last_run_ms": run.map(|(_, took_ms)| took_ms),
         "last_error": error.map(|(_, error)| error),
         "last_error_age_ms": error.map(|(age_ms, _)| age_ms),
-    })
+    }
 }
 
 /// Errors have words of buckets and workers, and stay on the line.

@@ -18,29 +18,19 @@ use crate::error::{CliError, Context as _};
 const SETTLE_PATIENCE: Duration = Duration::from_millis(200);
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a child does.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    S3,
-    Master,
-    Worker,
-    Fuse,
+cavern_conf::named_values! {
+    /// What a child does, in the order in which they start; they stop in the opposite one.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Role {
+        S3 = "s3",
+        Master = "master",
+        Worker = "worker",
+        Fuse = "fuse",
+    }
 }
 
 impl Role {
-    /// In the order in which they start; they stop in the opposite one.
-    pub const ALL: [Self; 4] = [Self::S3, Self::Master, Self::Worker, Self::Fuse];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::S3 => "s3",
-            Self::Master => "master",
-            Self::Worker => "worker",
-            Self::Fuse => "fuse",
-        }
-    }
-
     /// The command that runs it, and the word before `ready` in its ready line.
     pub fn command(self) -> &'static str {
         if self == Self::S3 { "dev-s3" } else { self.name() }

@@ -102,17 +102,16 @@ fn remove_files(folder: &Path, names: impl IntoIterator<Item = String>) -> Resul
 }
 
 /// Removes a directory; what is none, or is not empty, is left.
-fn remove_empty(folder: &Path, left: &mut Vec<PathBuf>) -> Result<bool, CliError> {
+fn remove_empty(folder: &Path, left: &mut Vec<PathBuf>) -> Result<(), CliError> {
     use io::ErrorKind::{DirectoryNotEmpty, NotADirectory, NotFound, ResourceBusy};
 
     match fs::remove_dir(folder) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == NotFound => Ok(true),
+        Err(error) if error.kind() == NotFound => Ok(()),
         Err(error) if matches!(error.kind(), DirectoryNotEmpty | NotADirectory | ResourceBusy) => {
             left.push(folder.to_owned());
-            Ok(false)
+            Ok(())
         }
-        Err(error) => Err(error).context(format_args!("cannot remove {}", folder.display())),
+        removed => removed.context(format_args!("cannot remove {}", folder.display())),
     }
 }
 

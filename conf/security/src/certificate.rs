@@ -119,13 +119,15 @@ pub(crate) fn end_of(certificate: &CertificateDer<'_>) -> i64 {
 
 /// All certificates of a file: at least one.
 pub(crate) fn read_certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
+    read_pem(key, path, "it has no certificate in PEM form")
+}
+
+/// All of a kind that a file has in PEM form, one at least; `none` says that there is none.
+pub(crate) fn read_pem<T: PemObject>(key: &'static str, path: &Path, none: &str) -> Result<Vec<T>, SecurityError> {
     let text = read(key, path)?;
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let certificates = certificates.map_err(|error| SecurityError::unusable(key, path, error))?;
-    if certificates.is_empty() {
-        return Err(SecurityError::unusable(key, path, "it has no certificate in PEM form"));
-    }
-    Ok(certificates)
+    let found: Result<Vec<T>, _> = T::pem_slice_iter(&text).collect();
+    let found = found.map_err(|error| SecurityError::unusable(key, path, error))?;
+    if found.is_empty() { Err(SecurityError::unusable(key, path, none)) } else { Ok(found) }
 }
 
 /// The private key of a file.

@@ -4,7 +4,6 @@
 //! was while its file cannot be used: a certificate that does not fit its key keeps no list of revoked ones out of
 //! force.
 
-use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -77,11 +76,7 @@ pub(crate) struct Own {
     key: PrivateKeyDer<'static>,
 }
 
-impl fmt::Debug for Files {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Files").field("paths", &self.paths).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(Files { paths });
 
 impl Files {
     /// # Errors

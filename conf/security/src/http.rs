@@ -18,8 +18,7 @@ use axum::Router;
 use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use cavern_conf::backoff;
-use cavern_conf::process::{Metrics, MetricsFormat, ProcessError, bind_tcp, warn_if_others_reach};
+use cavern_conf::process::{Metrics, MetricsFormat, ProcessError, bind_tcp, serve_connections, warn_if_others_reach};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -27,7 +26,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use access::Access;
@@ -114,34 +112,19 @@ impl HttpServer {
         let router = router
             .route(METRICS, get(move |headers: HeaderMap| std::future::ready(metrics_page(&metrics, &headers))))
             .route(HEALTH, get(move || std::future::ready(health_page(health()))));
-        let mut connections = JoinSet::new();
-        let places = HandshakeSlots::new(MAX_CONNECTIONS);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => break,
-                Some(_) = connections.join_next() => {}
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, peer)) => {
-                        let (router, stop) = (router.clone(), stop.clone());
-                        let (mut place, access) = (places.take(peer.ip()), access.0.clone());
-                        connections.spawn(async move {
-                            tokio::select! {
-                                () = serve_connection(stream, peer, access, router, stop) => {}
-                                () = place.displaced() => tracing::debug!(%peer, "an HTTP connection makes way"),
-                            }
-                        });
-                    }
-                    Err(error) => {
-                        tracing::warn!(address = %self.address, %error, "cannot accept an HTTP connection");
-                        tokio::time::sleep(backoff::ACCEPT.first).await;
-                    }
-                },
+        // More are not kept waiting: the oldest make way.
+        let (places, stopping) = (HandshakeSlots::new(MAX_CONNECTIONS), stop.clone());
+        let serve = move |stream: TcpStream, peer: SocketAddr| {
+            let (router, stop) = (router.clone(), stopping.clone());
+            let (mut place, access) = (places.take(peer.ip()), access.0.clone());
+            async move {
+                tokio::select! {
+                    () = serve_connection(stream, peer, access, router, stop) => {}
+                    () = place.displaced() => tracing::debug!(%peer, "an HTTP connection makes way"),
+                }
             }
-        }
-        let drained = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            connections.shutdown().await;
-        }
+        };
+        serve_connections(self.listener, usize::MAX, DRAIN, &stop, serve).await;
     }
 }
 

@@ -9,36 +9,24 @@ const SCHEME: &str = "cavern://";
 /// Longest name of a process, as of a cluster.
 const NAME_MAX: usize = 64;
 
-/// What a process is for. Who may do what is told of roles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Role {
-    Master,
-    Worker,
-    /// `cv fuse`, and programs that read and write.
-    Client,
-    /// The command line of whoever looks at the cluster.
-    Viewer,
-    /// That of whoever operates it: mounts, jobs, workers.
-    Operator,
-    /// That of whoever runs it: all that people do, also with its masters and their keys.
-    Admin,
+cavern_conf::named_values! {
+    /// What a process is for, named as in a certificate. Who may do what is told of roles.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Role {
+        Master = "master",
+        Worker = "worker",
+        /// `cv fuse`, and programs that read and write.
+        Client = "client",
+        /// The command line of whoever looks at the cluster.
+        Viewer = "viewer",
+        /// That of whoever operates it: mounts, jobs, workers.
+        Operator = "operator",
+        /// That of whoever runs it: all that people do, also with its masters and their keys.
+        Admin = "admin",
+    }
 }
 
 impl Role {
-    pub const ALL: [Self; 6] = [Self::Master, Self::Worker, Self::Client, Self::Viewer, Self::Operator, Self::Admin];
-
-    /// As it stands in a certificate.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Master => "master",
-            Self::Worker => "worker",
-            Self::Client => "client",
-            Self::Viewer => "viewer",
-            Self::Operator => "operator",
-            Self::Admin => "admin",
-        }
-    }
-
     /// Whether it is the command line of somebody, and no process that serves.
     pub fn is_of_person(self) -> bool {
         matches!(self, Self::Viewer | Self::Operator | Self::Admin)

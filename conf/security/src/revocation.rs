@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
-use crate::certificate::{CertificateInfo, read};
+use crate::certificate::{CertificateInfo, read_pem};
 use crate::error::SecurityError;
 
 /// The setting that names the file.
@@ -83,13 +82,7 @@ pub(crate) fn parsed<'a>(list: &'a CertificateRevocationListDer<'_>) -> Result<C
 
 /// All lists of a file as they are: at least one.
 pub(crate) fn read_lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, SecurityError> {
-    let text = read(KEY, path)?;
-    let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&text).collect();
-    let lists = lists.map_err(|error| SecurityError::unusable(KEY, path, error))?;
-    if lists.is_empty() {
-        return Err(SecurityError::unusable(KEY, path, "it has no certificate revocation list in PEM form (X509 CRL)"));
-    }
-    Ok(lists)
+    read_pem(KEY, path, "it has no certificate revocation list in PEM form (X509 CRL)")
 }
 
 /// Whether it is this authority that has signed a list. Others may have its name.

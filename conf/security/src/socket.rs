@@ -16,7 +16,6 @@
 //! none of them is taken for whole that is not.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::io::{self, BufRead, IoSlice, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -73,11 +72,7 @@ struct Opened {
     is_closed: bool,
 }
 
-impl fmt::Debug for TlsSocket {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("TlsSocket").field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(TlsSocket { stream });
 
 impl TlsSocket {
     /// Shakes hands with a server that must be of this role. The caller bounds the time.

@@ -1,6 +1,5 @@
 //! Connections as the configuration wants them: in the clear, or over TLS with the files as they are now.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -89,11 +88,7 @@ pub struct Tls {
     peers: Arc<Peers>,
 }
 
-impl fmt::Debug for Tls {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(Tls { files });
 
 impl Tls {
     fn new(files: schema::Security, cluster: &str, role: Option<Role>) -> Result<Self, SecurityError> {

@@ -3,11 +3,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{Access, Mode};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::ProcessError;
+use crate::backoff;
 
 /// Listens on `listen` (host:port; port 0 takes a free one). `key` is the configuration key that the address came from,
 /// as `worker.listen`, which an error names.
@@ -40,6 +44,36 @@ pub async fn bind_open_tcp(listen: &str, key: &str) -> Result<TcpListener, Proce
 pub fn warn_if_others_reach(address: SocketAddr, key: &str) {
     if !address.ip().is_loopback() {
         tracing::warn!(%address, key, "other hosts can reach this port, which is in clear: trusted networks only");
+    }
+}
+
+/// Serves the connections of a listener, so many at a time, until `stop`. Those that there are then get `drain` to end.
+pub async fn serve_connections<F: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    most: usize,
+    drain: Duration,
+    stop: &CancellationToken,
+    serve: impl Fn(TcpStream, SocketAddr) -> F,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let is_full = connections.len() >= most;
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if !is_full => match accepted {
+                Ok((stream, peer)) => drop(connections.spawn(serve(stream, peer))),
+                Err(error) => {
+                    tracing::warn!(address = ?listener.local_addr().ok(), %error, "cannot accept a connection");
+                    tokio::time::sleep(backoff::ACCEPT.first).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(drain, drained).await.is_err() {
+        connections.shutdown().await;
     }
 }
 

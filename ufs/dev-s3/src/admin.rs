@@ -32,10 +32,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::DevS3Error;
 use crate::faults::FaultRule;
+use crate::service::on_blocking_thread;
 use crate::shared::Shared;
 use crate::stats::StatsSnapshot;
 use crate::store::{KeySpaceRule, ListProfile};
@@ -69,11 +70,9 @@ async fn faults(State(shared): State<Arc<Shared>>) -> Json<Vec<FaultRule>> {
     Json(shared.faults.rules())
 }
 
-async fn add_fault(State(shared): State<Arc<Shared>>, Json(rule): Json<FaultRule>) -> Response {
-    match shared.faults.add(rule) {
-        Ok(()) => StatusCode::NO_CONTENT.into_response(),
-        Err(error) => refused(&error),
-    }
+async fn add_fault(State(shared): State<Arc<Shared>>, Json(rule): Json<FaultRule>) -> Result<StatusCode, DevS3Error> {
+    shared.faults.add(rule)?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn clear_faults(State(shared): State<Arc<Shared>>) -> StatusCode {
@@ -99,14 +98,12 @@ struct Sparse {
     size: u64,
 }
 
-async fn put_sparse(State(shared): State<Arc<Shared>>, Query(wanted): Query<Sparse>) -> Response {
-    let store = Arc::clone(&shared.store);
-    let put = move || store.put_sparse(&wanted.bucket, &wanted.key, wanted.size);
-    match tokio::task::spawn_blocking(put).await {
-        Ok(Ok(object)) => Json(json!({ "etag": object.etag, "size": object.size })).into_response(),
-        Ok(Err(error)) => refused(&error),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+async fn put_sparse(
+    State(shared): State<Arc<Shared>>,
+    Query(Sparse { bucket, key, size }): Query<Sparse>,
+) -> Result<Json<Value>, DevS3Error> {
+    let object = on_blocking_thread(move || shared.store.put_sparse(&bucket, &key, size)).await?;
+    Ok(Json(json!({ "etag": object.etag, "size": object.size })))
 }
 
 #[derive(Deserialize)]
@@ -114,57 +111,50 @@ struct OfBucket {
     bucket: String,
 }
 
-async fn key_space(State(shared): State<Arc<Shared>>, Query(of): Query<OfBucket>) -> Response {
-    match shared.store.bucket(&of.bucket) {
-        Ok(bucket) => Json(bucket.key_space()).into_response(),
-        Err(error) => refused(&error),
-    }
+async fn key_space(
+    State(shared): State<Arc<Shared>>,
+    Query(of): Query<OfBucket>,
+) -> Result<Json<Option<KeySpaceRule>>, DevS3Error> {
+    Ok(Json(shared.store.bucket(&of.bucket)?.key_space()))
 }
 
 async fn set_key_space(
     State(shared): State<Arc<Shared>>,
     Query(of): Query<OfBucket>,
     Json(rule): Json<KeySpaceRule>,
-) -> Response {
-    replace_key_space(&shared, of, Some(rule)).await
+) -> Result<StatusCode, DevS3Error> {
+    on_blocking_thread(move || shared.store.set_key_space(&of.bucket, Some(rule))).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
-async fn clear_key_space(State(shared): State<Arc<Shared>>, Query(of): Query<OfBucket>) -> Response {
-    replace_key_space(&shared, of, None).await
+async fn clear_key_space(
+    State(shared): State<Arc<Shared>>,
+    Query(of): Query<OfBucket>,
+) -> Result<StatusCode, DevS3Error> {
+    on_blocking_thread(move || shared.store.set_key_space(&of.bucket, None)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
-async fn replace_key_space(shared: &Shared, of: OfBucket, rule: Option<KeySpaceRule>) -> Response {
-    let store = Arc::clone(&shared.store);
-    match tokio::task::spawn_blocking(move || store.set_key_space(&of.bucket, rule)).await {
-        Ok(Ok(())) => StatusCode::NO_CONTENT.into_response(),
-        Ok(Err(error)) => refused(&error),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
-}
-
-async fn list_profile(State(shared): State<Arc<Shared>>, Query(of): Query<OfBucket>) -> Response {
-    match shared.store.bucket(&of.bucket) {
-        Ok(bucket) => Json(bucket.list_profile()).into_response(),
-        Err(error) => refused(&error),
-    }
+async fn list_profile(
+    State(shared): State<Arc<Shared>>,
+    Query(of): Query<OfBucket>,
+) -> Result<Json<ListProfile>, DevS3Error> {
+    Ok(Json(shared.store.bucket(&of.bucket)?.list_profile()))
 }
 
 async fn set_list_profile(
     State(shared): State<Arc<Shared>>,
     Query(of): Query<OfBucket>,
     Json(profile): Json<ListProfile>,
-) -> Response {
-    match shared.store.bucket(&of.bucket) {
-        Ok(bucket) => {
-            bucket.set_list_profile(profile);
-            StatusCode::NO_CONTENT.into_response()
-        }
-        Err(error) => refused(&error),
-    }
+) -> Result<StatusCode, DevS3Error> {
+    shared.store.bucket(&of.bucket)?.set_list_profile(profile);
+    Ok(StatusCode::NO_CONTENT)
 }
 
-fn refused(error: &DevS3Error) -> Response {
-    (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))).into_response()
+impl IntoResponse for DevS3Error {
+    fn into_response(self) -> Response {
+        (StatusCode::BAD_REQUEST, Json(json!({ "error": self.to_string() }))).into_response()
+    }
 }
 
 /// Shows the counters at `/metrics`.

@@ -52,34 +52,20 @@ operations! {
     Other => Other,
 }
 
-/// Coarse kinds of operations. `Get` and `Head` are of objects, `Put` is of objects and parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Get,
-    Head,
-    List,
-    Put,
-    Copy,
-    Delete,
-    Multipart,
-    Bucket,
-    Other,
-}
-
-impl Kind {
-    /// The name under which requests are counted.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Get => "GET",
-            Kind::Head => "HEAD",
-            Kind::List => "LIST",
-            Kind::Put => "PUT",
-            Kind::Copy => "COPY",
-            Kind::Delete => "DELETE",
-            Kind::Multipart => "MULTIPART",
-            Kind::Bucket => "BUCKET",
-            Kind::Other => "OTHER",
-        }
+cavern_conf::named_values! {
+    /// Coarse kinds of operations, under whose names requests are counted. `Get` and `Head` are of objects, `Put` is of
+    /// objects and parts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        Get = "GET",
+        Head = "HEAD",
+        List = "LIST",
+        Put = "PUT",
+        Copy = "COPY",
+        Delete = "DELETE",
+        Multipart = "MULTIPART",
+        Bucket = "BUCKET",
+        Other = "OTHER",
     }
 }
 

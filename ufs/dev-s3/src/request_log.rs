@@ -4,8 +4,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use cavern_conf::host;
 use serde::Serialize;
 
 use crate::error::DevS3Error;
@@ -19,7 +19,7 @@ pub struct RequestLog {
 
 #[derive(Serialize)]
 struct Line<'a> {
-    time_ms: u64,
+    time_ms: i64,
     kind: &'static str,
     op: &'static str,
     bucket: &'a str,
@@ -48,7 +48,7 @@ impl RequestLog {
 
     /// Appends one line; a full disk must not fail the request, so errors are only logged.
     pub(crate) fn append(&self, target: &Target, range: Option<&str>, status: u16, bytes: u64) {
-        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let time_ms = host::wall_ns() / 1_000_000;
         let line = Line {
             time_ms,
             kind: target.operation.kind().name(),

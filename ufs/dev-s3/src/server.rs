@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cavern_conf::backoff;
-use cavern_conf::process::{Metrics, bind_open_tcp};
+use cavern_conf::process::{self, Metrics, bind_open_tcp};
 use cavern_security::{HttpAccess, HttpServer};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use s3s::service::S3ServiceBuilder;
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::DevS3Config;
@@ -90,7 +89,11 @@ impl DevS3 {
             keys,
         });
         let stop = CancellationToken::new();
-        let mut tasks = vec![tokio::spawn(accept(listener, Arc::clone(&shared), stop.clone()))];
+        let (served, stopped) = (Arc::clone(&shared), stop.clone());
+        let mut tasks = vec![tokio::spawn(async move {
+            let serve = |stream: TcpStream, _: SocketAddr| serve(stream, Arc::clone(&served), stopped.clone());
+            process::serve_connections(listener, MAX_CONNECTIONS, DRAIN, &stopped, serve).await;
+        })];
         let admin_addr = admin.as_ref().map(HttpServer::local_addr);
         if let Some((admin, access)) = admin.zip(access) {
             let metrics = Metrics::new("dev-s3");
@@ -151,31 +154,6 @@ impl Running {
                 tracing::error!(%error, "a task of the object store failed");
             }
         }
-    }
-}
-
-async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut connections = JoinSet::new();
-    loop {
-        let full = connections.len() >= MAX_CONNECTIONS;
-        tokio::select! {
-            () = stop.cancelled() => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if !full => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(serve(stream, Arc::clone(&shared), stop.clone()));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(backoff::ACCEPT.first).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(DRAIN, drained).await.is_err() {
-        connections.shutdown().await;
     }
 }
 

@@ -15,7 +15,7 @@ mod upload;
 use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result};
 
-pub(crate) use self::backend::Backend;
+pub(crate) use self::backend::{Backend, on_blocking_thread};
 pub(crate) use self::reply::timestamp;
 
 /// Has each operation answered by the function of its name in a file of this folder, which gets the input and those

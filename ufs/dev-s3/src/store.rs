@@ -35,8 +35,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use cavern_conf::host;
 use parking_lot::RwLock;
 use rustix::fs::{FlockOperation, flock};
 
@@ -193,8 +193,7 @@ impl Store {
         let bucket = self.bucket(bucket)?;
         let mut draft = self.draft()?;
         draft.extend_with_hole(size)?;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let unique = format!("{key} {size} {} {}", since.as_nanos(), self.sequence.load(Ordering::Relaxed));
+        let unique = format!("{key} {size} {} {}", host::wall_ns(), self.sequence.load(Ordering::Relaxed));
         let version =
             Version { etag: format!("{}-1", hex(&md5::Md5::digest(unique))), attributes: Attributes::default() };
         bucket.commit(draft, key, version, &PutCondition::default())

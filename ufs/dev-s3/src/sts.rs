@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -25,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::{Policy, Wanted};
 use crate::service::timestamp;
-use crate::store::{Store, hex};
+use crate::store::{Store, hex, now_s};
 
 /// What access keys of sessions begin with, as those of AWS do.
 const SESSION: &str = "ASIA";
@@ -56,7 +55,7 @@ struct Inner {
 struct Session {
     access_key: String,
     /// In seconds since the Unix epoch.
-    until_s: u64,
+    until_s: i64,
     policy: Option<String>,
 }
 
@@ -92,11 +91,10 @@ impl Keys {
     }
 
     /// Begins a session that ends after so many seconds: its access key, its token, and when it ends.
-    fn begin(&self, policy: Option<String>, seconds: u64) -> (String, String, u64) {
+    fn begin(&self, policy: Option<String>, seconds: u64) -> (String, String, i64) {
         let number = self.0.number.fetch_add(1, Ordering::Relaxed);
-        let now = since_1970();
-        let access_key = format!("{SESSION}{:016X}{number:04X}", now.as_nanos() as u64);
-        let until_s = now.as_secs() + seconds;
+        let access_key = format!("{SESSION}{:016X}{number:04X}", host::wall_ns());
+        let until_s = now_s() + seconds as i64;
         let session = Session { access_key: access_key.clone(), until_s, policy };
         let said = BASE64_STANDARD.encode(serde_json::to_string(&session).unwrap_or_default());
         let token = format!("{said}.{}", BASE64_STANDARD.encode(self.seal(&format!("token\n{said}"))));
@@ -114,17 +112,13 @@ impl Keys {
         let Some(session) = session.filter(|session| session.access_key == access_key) else {
             return Err(s3_error!(InvalidToken, "The token is not that of this access key."));
         };
-        if since_1970().as_secs() >= session.until_s {
+        if now_s() >= session.until_s {
             return Err(s3_error!(ExpiredToken, "The session has ended."));
         }
         let policy = session.policy.map(|policy| Policy::parse(&policy)).transpose();
         let policy = policy.map_err(|error| s3_error!(InvalidToken, "The policy cannot be read: {error}"))?;
         Ok(Rights(policy.map(Arc::new)))
     }
-}
-
-fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 impl Rights {
@@ -269,7 +263,7 @@ impl S3Route for Keys {
         let (access_key, token, until_s) = self.begin(policy, seconds);
         let secret_key = self.secret_of(&access_key);
         let mut end = Vec::new();
-        let formatted = timestamp(until_s as i64).format(TimestampFormat::DateTime, &mut end);
+        let formatted = timestamp(until_s).format(TimestampFormat::DateTime, &mut end);
         formatted.map_err(|error| s3_error!(InternalError, "{error}"))?;
         let end = String::from_utf8_lossy(&end);
         let answer = format!(

@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::host;
-use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
+use http::header::{ETAG, IF_MATCH};
 use http::request::Builder;
-use http::{HeaderMap, HeaderValue, Request as HttpRequest};
+use http::{HeaderMap, Request as HttpRequest};
 use percent_encoding::{percent_decode_str, utf8_percent_encode};
 use reqsign_core::hash::base64_encode;
 
-use super::{AzblobStore, METADATA, text};
+use super::{AzblobStore, METADATA};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
 use crate::s3::if_match;
-use crate::s3::listing::{QUERY, unquoted};
+use crate::s3::listing::{QUERY, header_text, unquoted};
+use crate::s3::write::on_condition;
 use crate::store::{Change, ChangeRequest, CopySource};
 
 /// A copy that is not done at once is looked at again after this, doubled each time up to that.
@@ -59,24 +60,9 @@ fn with_metadata(request: Builder, metadata: &Metadata) -> Builder {
     metadata.iter().fold(request, add)
 }
 
-fn on_condition(request: Builder, replaces: Precondition<'_>) -> Builder {
-    match replaces {
-        Precondition::Anything => request,
-        Precondition::Nothing => request.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
-        Precondition::Version(etag) => request.header(IF_MATCH, if_match(etag)),
-    }
-}
-
-fn expected(replaces: Precondition<'_>) -> &str {
-    if let Precondition::Version(etag) = replaces { etag } else { "" }
-}
-
 fn made(asked: &Request, headers: &HeaderMap) -> Result<String, UfsError> {
-    match unquoted(text(headers, ETAG.as_str())) {
-        "" => {
-            let reason = "its answer has no ETag".to_owned();
-            Err(UfsError::Malformed { request: asked.clone(), reason, source: None })
-        }
+    match unquoted(header_text(headers, ETAG)) {
+        "" => Err(UfsError::lacking(asked, "ETag")),
         etag => Ok(etag.to_owned()),
     }
 }
@@ -89,7 +75,7 @@ impl AzblobStore {
             Change::Put { body, metadata, replaces } => {
                 let unsent = with_metadata(put("")?.header("x-ms-blob-type", "BlockBlob"), metadata);
                 let headers =
-                    self.sent(on_condition(unsent, replaces), body.clone(), &asked, expected(replaces)).await?;
+                    self.sent(on_condition(unsent, replaces), body.clone(), &asked, replaces.version()).await?;
                 made(&asked, &headers)
             }
             Change::Begin { metadata } => self.object_url(&asked, "").map(|_| Upload::begin(metadata)),
@@ -108,7 +94,7 @@ impl AzblobStore {
                 blocks.push_str("</BlockList>");
                 let unsent = with_metadata(put("comp=blocklist")?, &Upload::of(upload).metadata);
                 let headers =
-                    self.sent(on_condition(unsent, replaces), blocks.into(), &asked, expected(replaces)).await?;
+                    self.sent(on_condition(unsent, replaces), blocks.into(), &asked, replaces.version()).await?;
                 made(&asked, &headers)
             }
             // The service takes its blocks away by itself.
@@ -122,7 +108,7 @@ impl AzblobStore {
             Change::Copy { source, metadata } => self.copy(&asked, source, metadata).await,
             Change::CopyPart { .. } => {
                 let reason = "Azure copies whole blobs only with these credentials".to_owned();
-                Err(UfsError::Rejected { request: asked, reason, source: None })
+                Err(UfsError::Rejected { request: asked, reason })
             }
         }
     }
@@ -134,7 +120,7 @@ impl AzblobStore {
 
     async fn delete(&self, asked: &Request, replaces: Precondition<'_>) -> Result<String, UfsError> {
         let unsent = on_condition(HttpRequest::delete(self.object_url(asked, "")?), replaces);
-        match self.sent(unsent, Bytes::new(), asked, expected(replaces)).await {
+        match self.sent(unsent, Bytes::new(), asked, replaces.version()).await {
             Ok(_) => Ok(String::new()),
             // It also says so of a blob that is not there.
             Err(changed @ UfsError::VersionChanged { .. }) => match self.stat(asked.key()).await {
@@ -156,18 +142,17 @@ impl AzblobStore {
             .header("x-ms-source-if-match", if_match(source.etag));
         let unsent = metadata.into_iter().fold(unsent, with_metadata);
         let mut headers = self.sent(unsent, Bytes::new(), asked, source.etag).await?;
-        let copy = text(&headers, "x-ms-copy-id").to_owned();
+        let copy = header_text(&headers, "x-ms-copy-id").to_owned();
         let mut pause = LOOK;
         loop {
-            match text(&headers, "x-ms-copy-status") {
-                _ if text(&headers, "x-ms-copy-id") != copy => {
-                    let reason = "another version has replaced it".to_owned();
-                    return Err(UfsError::VersionChanged { request: asked.clone(), etag: String::new(), reason });
+            match header_text(&headers, "x-ms-copy-status") {
+                _ if header_text(&headers, "x-ms-copy-id") != copy => {
+                    return Err(UfsError::version_changed(asked.clone(), "", "another version has replaced it"));
                 }
                 "pending" => {}
                 "failed" | "aborted" => {
-                    let reason = format!("the copy ended: {}", text(&headers, "x-ms-copy-status-description"));
-                    return Err(UfsError::Rejected { request: asked.clone(), reason, source: None });
+                    let reason = format!("the copy ended: {}", header_text(&headers, "x-ms-copy-status-description"));
+                    return Err(UfsError::Rejected { request: asked.clone(), reason });
                 }
                 _ => return made(asked, &headers),
             }
@@ -180,7 +165,11 @@ impl AzblobStore {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
+    use super::super::metadata_name;
     use super::*;
+    use crate::s3::listing::described_by_head;
 
     #[test]
     fn an_uploads_id_carries_its_metadata() {
@@ -202,11 +191,9 @@ mod tests {
         let metadata = [("cavern-write".to_owned(), "w".to_owned())].into();
         let (parts, ()) = with_metadata(HttpRequest::put("http://h/x"), &metadata).body(()).unwrap().into_parts();
         assert_eq!(parts.headers["x-ms-meta-cavern_write"], "w");
-        let head = super::super::described("k", &{
-            let mut headers = parts.headers;
-            headers.insert("content-length", HeaderValue::from_static("5"));
-            headers
-        });
+        let mut headers = parts.headers;
+        headers.insert("content-length", HeaderValue::from_static("5"));
+        let head = described_by_head("k", &headers, metadata_name);
         assert_eq!(head.unwrap().metadata, metadata);
     }
 }

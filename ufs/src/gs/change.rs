@@ -11,7 +11,7 @@ use super::reply::{GENERATION, generation};
 use super::{GsStore, encoded};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
-use crate::s3::listing::{element, error_document, unquoted};
+use crate::s3::listing::{element, error_document, header_text, unquoted};
 use crate::s3::whole;
 use crate::s3::write::{ANSWER_BYTES, completion};
 use crate::store::{Change, ChangeRequest, CopySource};
@@ -23,14 +23,6 @@ fn condition(replaces: Precondition<'_>) -> String {
         Precondition::Nothing => "&ifGenerationMatch=0".to_owned(),
         Precondition::Version(generation) => format!("&ifGenerationMatch={}", encoded(generation)),
     }
-}
-
-fn text(headers: &HeaderMap, name: &str) -> String {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
-}
-
-fn malformed(asked: &Request, what: &str) -> UfsError {
-    UfsError::Malformed { request: asked.clone(), reason: format!("its answer has no {what}"), source: None }
 }
 
 impl GsStore {
@@ -45,13 +37,15 @@ impl GsStore {
                 }
                 let (_, document) = self.answered(begin, Bytes::new(), &asked, "").await?;
                 let id = element(&document, &["InitiateMultipartUploadResult", "UploadId"]);
-                id.filter(|id| !id.is_empty()).ok_or_else(|| malformed(&asked, "UploadId"))
+                id.filter(|id| !id.is_empty()).ok_or_else(|| UfsError::lacking(&asked, "UploadId"))
             }
             Change::Part { upload, number, body } => {
                 let url = self.xml_url(&asked, &format!("partNumber={number}&uploadId={}", encoded(upload)));
                 let (headers, _) = self.answered(HttpRequest::put(url), body.clone(), &asked, "").await?;
-                let etag = text(&headers, ETAG.as_str());
-                if etag.is_empty() { Err(malformed(&asked, "ETag")) } else { Ok(unquoted(&etag).to_owned()) }
+                match unquoted(header_text(&headers, ETAG)) {
+                    "" => Err(UfsError::lacking(&asked, "ETag")),
+                    etag => Ok(etag.to_owned()),
+                }
             }
             Change::Complete { upload, parts, .. } => self.complete(&asked, upload, parts).await,
             Change::Abort { upload } => {
@@ -60,8 +54,7 @@ impl GsStore {
             }
             Change::Delete { replaces } => {
                 let url = format!("{}?prettyPrint=false{}", self.object_url(request.key), condition(replaces));
-                let etag = if let Precondition::Version(etag) = replaces { etag } else { "" };
-                match self.answered(HttpRequest::delete(url), Bytes::new(), &asked, etag).await {
+                match self.answered(HttpRequest::delete(url), Bytes::new(), &asked, replaces.version()).await {
                     Ok(_) => Ok(String::new()),
                     // It may say so of an object that is not there.
                     Err(changed @ UfsError::VersionChanged { .. }) => match self.stat(request.key).await {
@@ -74,7 +67,7 @@ impl GsStore {
             Change::Copy { source, metadata } => self.copy(&asked, source, metadata).await,
             Change::CopyPart { .. } => {
                 let reason = "Google Cloud Storage copies whole objects only".to_owned();
-                Err(UfsError::Rejected { request: asked, reason, source: None })
+                Err(UfsError::Rejected { request: asked, reason })
             }
         }
     }
@@ -123,9 +116,8 @@ impl GsStore {
             related.extend_from_slice(part);
         }
         let unsigned = HttpRequest::post(url).header(CONTENT_TYPE, format!("multipart/related; boundary={boundary}"));
-        let etag = if let Precondition::Version(etag) = replaces { etag } else { "" };
-        let (_, document) = self.answered(unsigned, related.freeze(), asked, etag).await?;
-        generation(&document, "").ok_or_else(|| malformed(asked, "generation"))
+        let (_, document) = self.answered(unsigned, related.freeze(), asked, replaces.version()).await?;
+        generation(&document, "").ok_or_else(|| UfsError::lacking(asked, "generation"))
     }
 
     /// Ends an upload, whatever is there.
@@ -137,24 +129,23 @@ impl GsStore {
         let (code, message) = error_document(&document);
         if !code.is_empty() {
             let reason = format!("the upload was not completed: {code}: {message}");
-            return Err(UfsError::Unavailable { request: asked.clone(), reason, source: None });
+            return Err(UfsError::Unavailable { request: asked.clone(), reason });
         }
-        let made = text(&headers, GENERATION);
+        let made = header_text(&headers, GENERATION);
         if !made.is_empty() {
-            return Ok(made);
+            return Ok(made.to_owned());
         }
         let etag = element(&document, &["CompleteMultipartUploadResult", "ETag"]).unwrap_or_default();
         let url = format!("{}/{}/{}", self.endpoint, self.bucket, encoded(asked.key()));
         let (headers, _) = self.answered(HttpRequest::head(url), Bytes::new(), asked, "").await?;
-        let (there, made) = (text(&headers, ETAG.as_str()), text(&headers, GENERATION));
+        let (there, made) = (header_text(&headers, ETAG), header_text(&headers, GENERATION));
         if made.is_empty() {
-            return Err(malformed(asked, GENERATION));
+            return Err(UfsError::lacking(asked, GENERATION));
         }
-        if unquoted(&there) != unquoted(etag.trim()) {
-            let reason = "another version has replaced it".to_owned();
-            return Err(UfsError::VersionChanged { request: asked.clone(), etag: String::new(), reason });
+        if unquoted(there) != unquoted(etag.trim()) {
+            return Err(UfsError::version_changed(asked.clone(), "", "another version has replaced it"));
         }
-        Ok(made)
+        Ok(made.to_owned())
     }
 
     /// A version that has been replaced is not copied, even where the bucket keeps it. What takes long is asked for
@@ -192,7 +183,7 @@ impl GsStore {
             let answer: serde_json::Value = serde_json::from_slice(&document).unwrap_or_default();
             match answer.get("rewriteToken").and_then(serde_json::Value::as_str) {
                 Some(next) if next != token => token = next.to_owned(),
-                _ => return Err(malformed(asked, "generation")),
+                _ => return Err(UfsError::lacking(asked, "generation")),
             }
         }
     }

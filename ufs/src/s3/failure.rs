@@ -72,12 +72,10 @@ impl Failure {
         match self {
             Self::Broken { ref source, .. } => match not_allowed(&**source) {
                 Some(refused) => refused,
-                None => UfsError::Unavailable { request, reason: chain(&self), source: Some(Arc::new(self)) },
+                None => UfsError::Unavailable { request, reason: chain(&self) },
             },
-            Self::Shorter { .. } => {
-                UfsError::VersionChanged { request, etag: etag.to_owned(), reason: self.to_string() }
-            }
-            Self::MalformedReply(reason) => UfsError::Malformed { request, reason, source: None },
+            Self::Shorter { .. } => UfsError::version_changed(request, etag, self.to_string()),
+            Self::MalformedReply(reason) => UfsError::Malformed { request, reason },
             Self::Status { status, ref code, ref message, ref region, behind_s } => {
                 let mut reason = self.to_string();
                 for part in [code, message] {
@@ -156,14 +154,8 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         // A prefix is never missing, so a LIST that finds nothing has not found the bucket.
         (404, _) if request.operation() == crate::error::Operation::List => UfsError::NoBucket { request },
         (404, _) => UfsError::NotFound { request },
-        (412, _) => {
-            let reason = "another version has replaced it".to_owned();
-            UfsError::VersionChanged { request, etag: etag.to_owned(), reason }
-        }
-        (416, _) => {
-            let reason = "it ends before the range does".to_owned();
-            UfsError::VersionChanged { request, etag: etag.to_owned(), reason }
-        }
+        (412, _) => UfsError::version_changed(request, etag, "another version has replaced it"),
+        (416, _) => UfsError::version_changed(request, etag, "it ends before the range does"),
         (400 | 401 | 403, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
             UfsError::expired(request, reason)
         }
@@ -171,7 +163,7 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         (409, "ConditionalRequestConflict" | "OperationAborted")
         | (403, "rateLimitExceeded" | "userRateLimitExceeded")
         | (400, "RequestTimeout")
-        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
+        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason },
         (401 | 403, _) | (400, "AuthorizationHeaderMalformed" | "InvalidAccessKeyId") => {
             UfsError::denied(request, reason)
         }
@@ -185,8 +177,8 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         ) => UfsError::Obstructed { request, reason },
         (300..=399, _) => {
             let reason = format!("{reason}; the bucket lives elsewhere: check s3.region_name and s3.endpoint_url");
-            UfsError::Rejected { request, reason, source: None }
+            UfsError::Rejected { request, reason }
         }
-        _ => UfsError::Rejected { request, reason, source: None },
+        _ => UfsError::Rejected { request, reason },
     }
 }

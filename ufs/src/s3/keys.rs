@@ -1,6 +1,5 @@
 //! Keys that are vended, and who is asked for some: what masters and those who get such keys have in common.
 
-use std::fmt;
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -25,11 +24,7 @@ pub struct VendedKeys {
     pub expires_ns: i64,
 }
 
-impl fmt::Debug for VendedKeys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VendedKeys").field("expires_ns", &self.expires_ns).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(VendedKeys { expires_ns });
 
 /// Why there are no keys, or other credentials. None of the texts quotes an answer that could hold some, or what was
 /// sent with a request for them.
@@ -56,11 +51,7 @@ pub struct KeyProvider {
     ask: Ask,
 }
 
-impl fmt::Debug for KeyProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyProvider").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(KeyProvider { name });
 
 impl KeyProvider {
     /// `name` is the subject of sentences in messages. `ask` is called once for all who wait, and has ten seconds.

@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use http::HeaderMap;
+use http::header::{AsHeaderName, CONTENT_LENGTH, ETAG, LAST_MODIFIED};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use quick_xml::events::{BytesRef, Event};
 use quick_xml::reader::Reader;
@@ -13,6 +15,30 @@ use serde_json::Value;
 
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{ListRequest, StorePage};
+
+/// The text of a header; empty where there is none, or it is no text.
+pub(crate) fn header_text(headers: &HeaderMap, name: impl AsHeaderName) -> &str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// The object that the head of an answer describes, with what it says of its version; `None` where it does not say how
+/// long it is. `metadata_name` reads the names of headers with metadata.
+pub(crate) fn described_by_head(
+    key: &str,
+    headers: &HeaderMap,
+    metadata_name: impl Fn(&str) -> Option<String>,
+) -> Option<ObjectMeta> {
+    let metadata = headers
+        .iter()
+        .filter_map(|(name, value)| Some((metadata_name(name.as_str())?, value.to_str().ok()?.to_owned())));
+    Some(ObjectMeta {
+        key: key.to_owned(),
+        size: header_text(headers, CONTENT_LENGTH).parse().ok()?,
+        etag: unquoted(header_text(headers, ETAG)).to_owned(),
+        mtime_ns: Timestamp::parse_rfc2822(header_text(headers, LAST_MODIFIED)).map_or(0, nanoseconds),
+        metadata: metadata.collect(),
+    })
+}
 
 /// Everything but RFC 3986's unreserved characters, as SigV4 canonicalizes a query.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');

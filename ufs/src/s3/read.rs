@@ -14,7 +14,7 @@ use http::{HeaderName, HeaderValue, Request as HttpRequest};
 
 use super::connections::DrivenBody;
 use super::failure::{Failure, senseless};
-use super::listing::unquoted;
+use super::listing::{header_text, unquoted};
 use super::transport::Transport;
 use super::{S3Store, if_match};
 use crate::error::{Operation, Request, UfsError};
@@ -54,12 +54,11 @@ pub(crate) async fn pinned(
         Ok(answer) => answer,
         Err(failure) => return Err(failed(failure, asked)),
     };
-    let answered = answer.headers().get(version).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
-    let answered = unquoted(answered).to_owned();
+    let answered = unquoted(header_text(answer.headers(), version)).to_owned();
     // A server that ignores the condition must not slip another version in.
     if !etag.is_empty() && !answered.is_empty() && answered != etag {
         let reason = format!("the store answered with the version {answered:?}");
-        return Err(UfsError::VersionChanged { request: asked, etag: etag.to_owned(), reason });
+        return Err(UfsError::version_changed(asked, etag, reason));
     }
     let pieces = BodyStream { body: answer.into_body(), request: asked };
     Ok(Body { etag: answered, stream: ByteStream::new(pieces) })

@@ -3,8 +3,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use cavern_conf::schema;
+
 use super::credentials::SharedCredentials;
 use super::transport::Transport;
+use crate::allowed::Guard;
 use crate::error::UfsError;
 use crate::registry::Registry;
 
@@ -22,14 +25,20 @@ impl SharedBucket {
         BUCKETS.of(store_id, Self::default)
     }
 
-    /// Its connections; they are made by whoever asks first.
-    pub(crate) fn transport(&self, make: impl FnOnce() -> Result<Transport, UfsError>) -> Result<Transport, UfsError> {
-        match self.transport.get() {
-            Some(transport) => Ok(transport.clone()),
-            None => {
-                let transport = make()?;
-                Ok(self.transport.get_or_init(|| transport).clone())
-            }
+    /// Its connections, which go to `url` for the endpoint that the option `setting` has; they are made by whoever asks
+    /// first.
+    pub(crate) fn transport(
+        &self,
+        setting: &'static str,
+        endpoint: &str,
+        url: &str,
+        conf: &schema::Ufs,
+    ) -> Result<Transport, UfsError> {
+        if let Some(transport) = self.transport.get() {
+            return Ok(transport.clone());
         }
+        let guard = Guard::new(setting, endpoint, url, conf);
+        let transport = Transport::new(conf.connect_timeout.get(), conf.concurrency, url.starts_with("https:"), guard)?;
+        Ok(self.transport.get_or_init(|| transport).clone())
     }
 }

@@ -10,7 +10,6 @@
 mod policy;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use cavern_conf::schema;
@@ -32,11 +31,7 @@ pub struct KeyVendor {
     _shared: Arc<SharedBucket>,
 }
 
-impl fmt::Debug for KeyVendor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyVendor").field("read", &self.read).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(KeyVendor { read });
 
 /// Until when keys of each right last that were given out, in nanoseconds since the Unix epoch, and what the last
 /// attempt to get some failed of, if it did.

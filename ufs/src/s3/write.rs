@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
+use http::request::Builder;
 use http::{HeaderMap, HeaderValue, Method, Request as HttpRequest, StatusCode};
 use percent_encoding::utf8_percent_encode;
 
 use super::failure::Failure;
-use super::listing::{QUERY, element, error_document, unquoted};
+use super::listing::{QUERY, element, error_document, header_text, unquoted};
 use super::signing::spelled;
 use super::{S3Store, if_match, whole};
 use crate::error::{Request, UfsError};
@@ -28,7 +29,6 @@ impl S3Store {
     pub(super) async fn send_change(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
         let asked = || Request::new(request.operation(), &self.label, request.key);
         let replaces = replaces_of(&request.change);
-        let expected = if let Precondition::Version(etag) = replaces { etag } else { "" };
         let mut answer = self.exchange(&request, &asked).await?;
         if replaces != Precondition::Anything
             && matches!(&answer, Err(Failure::Status { status: StatusCode::NOT_IMPLEMENTED, .. }))
@@ -38,7 +38,7 @@ impl S3Store {
             answer = self.exchange(&unconditional, &asked).await?;
         }
         let made = answer.and_then(|reply| made(&request.change, reply));
-        made.map_err(|failure| failure.into_ufs(asked(), expected))
+        made.map_err(|failure| failure.into_ufs(asked(), replaces.version()))
     }
 
     /// One exchange; the inner result is what the store had to say.
@@ -50,12 +50,8 @@ impl S3Store {
         let (method, query, body, metadata) = spoken(&request.change);
         let copied = copied_of(&request.change);
         let url = format!("{}{query}", self.object_url(request.key));
-        let mut unsigned = HttpRequest::builder().method(method).uri(url);
-        unsigned = match replaces_of(&request.change) {
-            Precondition::Anything => unsigned,
-            Precondition::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
-            Precondition::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
-        };
+        let unsigned = HttpRequest::builder().method(method).uri(url);
+        let mut unsigned = on_condition(unsigned, replaces_of(&request.change));
         if let Some((source, bytes)) = copied {
             let from = format!("/{}/{}", spelled(&self.bucket), spelled(source.key));
             unsigned = unsigned.header("x-amz-copy-source", from);
@@ -75,10 +71,18 @@ impl S3Store {
             Ok(response) => response,
             Err(failure) => return Ok(Err(failure)),
         };
-        let etag = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
-        let etag = unquoted(etag).to_owned();
+        let etag = unquoted(header_text(response.headers(), ETAG)).to_owned();
         let document = whole(response.into_body(), ANSWER_BYTES, "the answer", asked).await?;
         Ok(Ok(WriteReply { etag, document }))
+    }
+}
+
+/// A write that the store makes only if there is what it replaces.
+pub(crate) fn on_condition(request: Builder, replaces: Precondition<'_>) -> Builder {
+    match replaces {
+        Precondition::Anything => request,
+        Precondition::Nothing => request.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Precondition::Version(etag) => request.header(IF_MATCH, if_match(etag)),
     }
 }
 

@@ -1,16 +1,13 @@
 //! Tokens of Microsoft Entra ID for Azure's storage: for an application with a secret, or with a token of where it
 //! runs (a workload identity), and of an instance (a managed identity).
 
-use bytes::Bytes;
 use cavern_conf::schema;
 use cavern_proto::azblob_options::SOURCE;
-use http::Request;
 
 use super::{Bearer, fetched, form};
 use crate::allowed::Guard;
 use crate::s3::KeyError;
 use crate::s3::credentials::exchange::Giver;
-use crate::s3::credentials::instance::check_allowed;
 use crate::s3::shared_files::variable;
 
 const AUTHORITY: &str = "https://login.microsoftonline.com";
@@ -60,23 +57,13 @@ pub(crate) fn of_environment(conf: &schema::Ufs) -> Option<Bearer> {
 /// Tokens of the identity of this instance: the one that `AZURE_CLIENT_ID` names, or its only one.
 pub(crate) fn of_instance(conf: &schema::Ufs) -> Bearer {
     let host = variable("AZURE_POD_IDENTITY_AUTHORITY_HOST").unwrap_or_else(|| METADATA.to_owned());
-    let host = host.trim_end_matches('/').to_owned();
+    let host = host.trim_end_matches('/');
     let mut url = format!(
         "{host}/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https%3A%2F%2Fstorage.azure.com%2F"
     );
     if let Some(client) = variable("AZURE_CLIENT_ID") {
         url.push_str(&format!("&client_id={client}"));
     }
-    let (name, conf_) = (format!("the instance metadata at {host}"), conf.clone());
-    Bearer::new(name.clone(), conf, move || {
-        let (name, url, conf) = (name.clone(), url.clone(), conf_.clone());
-        async move {
-            check_allowed(SOURCE, "instance", &conf)?;
-            let giver = Giver::new(name, &url, Guard::of_own_host(&url), &conf)?;
-            let request = Request::get(&url).header("metadata", "true").body(Bytes::new());
-            let request =
-                request.map_err(|_| KeyError::Refused("AZURE_CLIENT_ID is no id of an identity".to_owned()))?;
-            fetched(&giver, request, &[]).await
-        }
-    })
+    let header = ("metadata", "true");
+    Bearer::of_instance(host, url, header, "AZURE_CLIENT_ID is no id of an identity", SOURCE, conf)
 }

@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use cavern_conf::{host, schema};
 use cavern_proto::gs_options::SOURCE;
-use http::Request;
 use reqsign_aws_v4::Credential;
 use reqsign_core::hash::{base64_decode, base64_encode};
 use ring::rand::SystemRandom;
@@ -19,7 +17,6 @@ use super::{Bearer, fetched, form};
 use crate::allowed::Guard;
 use crate::s3::KeyError;
 use crate::s3::credentials::exchange::Giver;
-use crate::s3::credentials::instance::check_allowed;
 use crate::s3::shared_files::variable;
 
 /// What tokens are for: reading and changing objects.
@@ -167,17 +164,7 @@ pub(crate) fn of_environment(conf: &schema::Ufs) -> Bearer {
 pub(crate) fn of_instance(conf: &schema::Ufs) -> Bearer {
     let host = variable("GCE_METADATA_HOST").unwrap_or_else(|| METADATA.to_owned());
     let url = format!("http://{host}/computeMetadata/v1/instance/service-accounts/default/token");
-    let (name, conf_) = (format!("the instance metadata at {host}"), conf.clone());
-    Bearer::new(name.clone(), conf, move || {
-        let (name, url, conf) = (name.clone(), url.clone(), conf_.clone());
-        async move {
-            check_allowed(SOURCE, "instance", &conf)?;
-            let giver = Giver::new(name, &url, Guard::of_own_host(&url), &conf)?;
-            let request = Request::get(&url).header("metadata-flavor", "Google").body(Bytes::new());
-            let request = request.map_err(|_| KeyError::Refused(format!("{url} is no URL")))?;
-            fetched(&giver, request, &[]).await
-        }
-    })
+    Bearer::of_instance(&host, url, ("metadata-flavor", "Google"), "GCE_METADATA_HOST names no host", SOURCE, conf)
 }
 
 #[cfg(test)]

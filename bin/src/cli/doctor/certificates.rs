@@ -4,7 +4,6 @@ use cavern_conf::{Config, Role};
 use cavern_security::{CertificateInfo, Role as Shown, SecurityError, Tls, Transport, check_files};
 
 use super::finding::{Check, Finding, Level};
-use super::process::name;
 use crate::cli::cert::{DAY_SECS, timestamp};
 use crate::cli::report::certificates::{CertificateView, WARNING_DAYS, survey};
 use crate::console::or_dash;
@@ -93,7 +92,7 @@ fn judge_role(own: Shown, asked: &[Role]) -> Option<Finding> {
         Role::Worker => &[Shown::Worker],
         Role::Fuse => &[Shown::Client, Shown::Admin],
     };
-    let (role, wanted, check) = (name(*asked), taken[0], Check::CertificateRole);
+    let (role, wanted, check) = (asked.name(), taken[0], Check::CertificateRole);
     if taken.contains(&own) {
         return Some(Finding::ok(check, format!("a certificate of the role {own} is right for `cv {role}`")));
     }

@@ -7,7 +7,7 @@ use cavern_conf::{Effective, Role};
 
 use super::finding::{Check, Finding};
 use super::place::Place;
-use super::process::{Process, name};
+use super::process::Process;
 use crate::cli::conf::source;
 
 /// Of a configuration that is refused: a line of its error for each problem.
@@ -23,7 +23,7 @@ pub fn refused(text: &str) -> Vec<Finding> {
 pub fn look(effective: &Effective, processes: &[Process]) -> Vec<Finding> {
     let mut found = Vec::new();
     for process in processes {
-        let role = name(process.role);
+        let role = process.role.name();
         let checks = [process.effective.check_reach(process.role), process.effective.check_limits(process.role)];
         for error in checks.into_iter().filter_map(Result::err) {
             found.extend(error.problems().iter().map(|problem| {

@@ -16,7 +16,6 @@ use self::measured::Measured;
 use super::finding::{Check, Finding, Level};
 use super::host::can_be_made;
 use super::place::{Holds, Place};
-use super::process::name;
 use crate::console;
 
 const MIB: u64 = 1 << 20;
@@ -94,7 +93,7 @@ impl Looked {
     /// What is wrong with it by itself.
     pub fn judge(&self) -> Vec<Finding> {
         let Self { place, seen } = self;
-        let (what, role) = (place.name(), name(place.role));
+        let (what, role) = (place.name(), place.role.name());
         let why = format!("`cv {role}` does not start, or what is written there fails");
         let disk = match seen {
             Ok(Some(disk)) => disk,

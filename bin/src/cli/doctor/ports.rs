@@ -9,7 +9,7 @@ use std::path::Path;
 use cavern_conf::Role;
 
 use super::finding::{Check, Finding};
-use super::process::{Process, name};
+use super::process::Process;
 
 /// The state of a socket that listens, in /proc/net/tcp.
 const LISTENING: &str = "0A";
@@ -44,7 +44,7 @@ impl Listener {
     }
 
     fn judge(&self, port: &Port) -> Finding {
-        let (check, role) = (Check::Port, name(self.role));
+        let (check, role) = (Check::Port, self.role.name());
         let place = format!("{} ({})", self.address, self.key);
         let (what, todo) = match port {
             Port::Free => return Finding::ok(check, format!("{place} is free: no `cv {role}` runs there")),
@@ -99,7 +99,7 @@ fn is_ours(command: &[String], role: &str) -> bool {
 
 /// A program, with the role of one of ours, and without other arguments: they may have secrets.
 fn shown(command: &[String]) -> String {
-    let role = Role::ALL.into_iter().map(name).find(|role| is_ours(command, role));
+    let role = Role::ALL.into_iter().map(Role::name).find(|role| is_ours(command, role));
     role.map_or_else(|| command[0].clone(), |role| format!("`cv {role}`"))
 }
 

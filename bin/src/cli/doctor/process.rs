@@ -18,19 +18,10 @@ impl Process {
     }
 }
 
-/// As it is started: `cv master`.
-pub fn name(role: Role) -> &'static str {
-    match role {
-        Role::Master => "master",
-        Role::Worker => "worker",
-        Role::Fuse => "fuse",
-    }
-}
-
 /// # Errors
 /// The sentence for whoever wrote it.
 pub fn parse(text: &str) -> Result<Role, String> {
-    let role = Role::ALL.into_iter().find(|role| name(*role) == text);
+    let role = Role::ALL.into_iter().find(|role| role.name() == text);
     role.ok_or_else(|| "a host runs master, worker or fuse".to_owned())
 }
 

@@ -2,6 +2,7 @@
 //! profile of the shared credentials file. They become options of the mount, as `-c` gives them, and the master keeps
 //! them encrypted.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -38,6 +39,20 @@ pub struct CredentialArgs {
 }
 
 impl CredentialArgs {
+    /// What is given with `-c`, and these credentials.
+    ///
+    /// # Errors
+    /// As [`Self::options`], and `Usage` where something is given twice.
+    pub fn options_with(&self, given: &[(String, String)]) -> Result<HashMap<String, String>, CliError> {
+        let mut options = HashMap::new();
+        for (key, value) in given.iter().cloned().chain(self.options()?) {
+            if options.insert(key.clone(), value).is_some() {
+                return Err(CliError::Usage(format!("{key} is given twice")));
+            }
+        }
+        Ok(options)
+    }
+
     /// The options that they come to: none if none were asked for.
     ///
     /// # Errors

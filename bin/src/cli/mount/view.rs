@@ -30,19 +30,13 @@ impl Serialize for MountView {
         let is_fs_mode = mount.write_type() == WriteType::FsMode;
         let keeps = is_fs_mode || mount.attributes() == AttributePolicy::Keep;
         let is_delegated = is_fs_mode && mount.names() == Names::Delegated;
-        let view = json!({
-            "id": mount.id,
-            "path": mount.path,
-            "uri": mount.uri,
+        let view = console::fields! { mount;
+            id, path, uri, metadata_ttl_ms, ttl_ms, block_size, replicas;
             "write_type": self.write_type(),
             "access_mode": if mount.is_written() { "read_write" } else { "read_only" },
             "attributes": if keeps { "keep" } else { "refuse" },
             "consistency": self.consistency(),
             "names": if is_delegated { "delegated" } else { "synced" },
-            "metadata_ttl_ms": mount.metadata_ttl_ms,
-            "ttl_ms": mount.ttl_ms,
-            "block_size": mount.block_size,
-            "replicas": mount.replicas,
             // As `--client` has them; all of them where there are none.
             "clients": self.clients(),
             "options": self.options(),
@@ -53,27 +47,19 @@ impl Serialize for MountView {
                 "last_error": self.keys.last_error,
             })),
             "status": self.status.as_ref().map(status_view),
-        });
+        };
         view.serialize(serializer)
     }
 }
 
 fn status_view(status: &MountStatus) -> Value {
-    json!({
-        "indexing": status.indexing,
-        "indexed_entries": status.indexed_entries,
-        // About, and of an index that runs: 0 where nothing tells.
-        "expected_entries": status.expected_entries,
-        "index_streams": status.index_streams,
-        "index_rate": status.index_rate,
-        "hidden_keys": status.hidden_keys,
-        "unlisted_directories": status.unlisted_directories,
-        "incomplete_entries": status.incomplete_entries,
-        "last_error": status.last_error,
-        // Live workers that cannot fetch from the bucket, and what the first of them say.
-        "failing_workers": status.failing_workers,
+    // So many entries are expected, about, of an index that runs: 0 where nothing tells. Failing workers are live and
+    // cannot fetch from the bucket; failures are what the first of them say.
+    console::fields! { status;
+        indexing, indexed_entries, expected_entries, index_streams, index_rate, hidden_keys, unlisted_directories,
+        incomplete_entries, last_error, failing_workers;
         "fetch_failures": status.fetch_failures.iter().map(failure_view).collect::<Vec<_>>(),
-    })
+    }
 }
 
 fn failure_view(failure: &FetchFailure) -> Value {

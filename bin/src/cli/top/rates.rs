@@ -119,7 +119,7 @@ pub struct WorkerRow {
 }
 
 /// All of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TopView {
     /// What the rates are means of.
     seconds: f64,
@@ -157,14 +157,14 @@ impl Rates {
 
     /// What is done now.
     pub fn view(&self, sort: Sort) -> TopView {
-        let (Some(before), Some(now)) = (self.samples.front(), self.samples.back()) else { return empty() };
+        let (Some(before), Some(now)) = (self.samples.front(), self.samples.back()) else { return TopView::default() };
         let span = Span { seconds: (now.at - before.at).as_secs_f64() };
         let mut view = TopView {
             seconds: span.seconds,
             cluster_id: now.status.cluster_id.clone(),
             leader: now.status.leader,
             workers: workers(span, before, now),
-            ..empty()
+            ..TopView::default()
         };
         let done = grown(&activities(before), &activities(now));
         view.io = span.io(sums(&done, |_| ()).remove(&()).unwrap_or_default());
@@ -191,20 +191,6 @@ impl Rates {
         view.clients
             .sort_by(|one, other| order(sort, (&one.io, one.client.as_str()), (&other.io, other.client.as_str())));
         view
-    }
-}
-
-fn empty() -> TopView {
-    TopView {
-        seconds: 0.0,
-        cluster_id: String::new(),
-        leader: 0,
-        io: Io::default(),
-        hits: Hits::default(),
-        ufs_bytes_per_second: 0.0,
-        mounts: Vec::new(),
-        clients: Vec::new(),
-        workers: Vec::new(),
     }
 }
 

@@ -1,6 +1,5 @@
 //! The token that shows the pages of the HTTP ports, of a file that is read again when it changes.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -30,11 +29,7 @@ struct Current {
     looked: Instant,
 }
 
-impl fmt::Debug for TokenFile {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("TokenFile").field("path", &self.path).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(TokenFile { path });
 
 impl TokenFile {
     /// # Errors

@@ -32,7 +32,7 @@ impl Backend {
 }
 
 /// Runs `work` off the async threads; a panic there goes on here.
-pub(super) async fn on_blocking_thread<T: Send + 'static>(
+pub(crate) async fn on_blocking_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DevS3Error> + Send + 'static,
 ) -> Result<T, DevS3Error> {
     let done = tokio::task::spawn_blocking(work).await;

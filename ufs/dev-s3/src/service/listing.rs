@@ -1,7 +1,8 @@
-//! ListObjects in both versions. A continuation token is the last name of the page before, in hexadecimal digits.
+//! ListObjects in both versions. A continuation token is the last name of the page before, in base64.
 
 use std::sync::Arc;
 
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
@@ -63,22 +64,11 @@ async fn paced(backend: &Backend, bucket: &str, prefix: Option<&str>) -> S3Resul
 }
 
 fn token_of(name: &str) -> String {
-    store::hex(name.as_bytes())
+    BASE64_URL_SAFE_NO_PAD.encode(name)
 }
 
 fn name_of(token: &str) -> S3Result<String> {
-    let digits = token.as_bytes();
-    let bytes: Option<Vec<u8>> = digits
-        .chunks(2)
-        .map(|pair| match pair {
-            [high, low] => {
-                let digit = |byte: &u8| (*byte as char).to_digit(16);
-                Some((digit(high)? << 4 | digit(low)?) as u8)
-            }
-            _ => None,
-        })
-        .collect();
-    let name = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+    let name = BASE64_URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     name.ok_or_else(|| s3_error!(InvalidArgument, "The continuation token provided is incorrect."))
 }
 

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use cavern_conf::host;
 use prost::Message;
 
 use crate::error::DevS3Error;
@@ -27,7 +27,7 @@ pub(super) fn check_key(key: &str) -> Result<(), DevS3Error> {
 
 /// Seconds since the epoch. S3 shows times in whole seconds, in headers as in listings.
 pub(crate) fn now_s() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+    host::wall_ns() / 1_000_000_000
 }
 
 /// Lower-case hexadecimal digits.

@@ -1,6 +1,5 @@
 //! HTTP with whoever gives credentials. What is sent and answered is secret: no error has any of it.
 
-use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,11 +27,7 @@ pub(crate) struct Giver {
     transport: Transport,
 }
 
-impl fmt::Debug for Giver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Giver").field("name", &self.name).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(Giver { name });
 
 impl Giver {
     pub(crate) fn new(name: String, url: &str, guard: Guard, conf: &schema::Ufs) -> Result<Self, KeyError> {

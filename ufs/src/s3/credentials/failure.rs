@@ -67,10 +67,7 @@ impl KeyError {
     /// What it means for `request`.
     pub(crate) fn into_ufs(self, request: Request) -> UfsError {
         match self {
-            Self::Unavailable(reason) => {
-                let reason = format!("no credentials: {reason}");
-                UfsError::Unavailable { request, reason, source: None }
-            }
+            Self::Unavailable(reason) => UfsError::Unavailable { request, reason: format!("no credentials: {reason}") },
             Self::Refused(reason) => UfsError::denied(request, reason),
             Self::NotAllowed(error) => error,
         }

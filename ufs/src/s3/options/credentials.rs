@@ -73,11 +73,7 @@ pub(crate) struct Role {
     pub session: String,
 }
 
-impl fmt::Debug for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Role").field("arn", &self.arn).field("session", &self.session).finish_non_exhaustive()
-    }
-}
+cavern_conf::debug_only!(Role { arn, session });
 
 /// The role whose keys workers and clients get, in the place of the mount's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
