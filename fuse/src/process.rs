@@ -11,6 +11,7 @@ use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Meta
 use cavern_conf::process::{Metrics, ProcessError, raise_descriptor_limit, ready};
 use cavern_conf::schema::Choice;
 use cavern_conf::{Config, host, schema};
+use cavern_proto::journal::MountRecord;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -30,7 +31,7 @@ use crate::kernel::channel::fall_silent;
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions, StagedMount};
 use crate::metrics::MountCollector;
-use crate::mount_journal::MountRecord;
+use crate::mount_journal::{apply_mount, record_of_mount, recorded_mount};
 use crate::root::{INNER_NAME, Root};
 use crate::supervisor::{Kind, Link, Message, SupervisedMount};
 
@@ -105,10 +106,11 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Supervis
         Some(SupervisedDaemon { supervisor, link, journal, descriptors }) => {
             let mut descriptors = descriptors.into_iter();
             if let Some(port) = descriptors.next() {
-                let mount = MountRecord::of(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
-                mount.apply(&mut config.fuse);
+                let mount = recorded_mount(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
+                apply_mount(&mount, &mut config.fuse);
+                let agreement = Agreement { minor: mount.minor, flags: mount.flags };
                 http = Some(HttpServer::of(port).map_err(FuseError::Supervisor)?);
-                let connection = Arc::new(Connection::new(descriptors.collect(), mount.agreement())?);
+                let connection = Arc::new(Connection::new(descriptors.collect(), agreement)?);
                 let handles = EarlierHandles::of(&journal);
                 inherited = Some(Inherited { mount, connection, handles });
             }
@@ -376,7 +378,7 @@ impl Process<'_> {
     /// Leaves to the next process how the mount was made.
     fn note_mount(&self, fuse: &schema::Fuse, mount: &Mount, session: &Session, root: &Root) -> Result<(), FuseError> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let record = MountRecord::new(fuse, session.agreement(), mount, root);
+        let record = record_of_mount(fuse, session.agreement(), mount, root);
         match journal.mount.put(&record.encode_to_vec()) {
             // It stays for as long as the mount.
             Some(slot) => std::mem::forget(slot),

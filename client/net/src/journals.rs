@@ -14,7 +14,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use prost::Message;
+pub use cavern_proto::journal::{Ask, Hello};
+use prost::Message as _;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -38,32 +39,6 @@ const HELLO_MAX: usize = 16 << 10;
 const DESCRIPTORS: usize = 2;
 const KEPT: u8 = b'k';
 const DONE: u8 = b'd';
-
-/// What a connection is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
-pub enum Ask {
-    Nothing = 0,
-    /// A journal is to be kept. It comes with it, and a descriptor of the supervisor's process.
-    Keep = 1,
-    /// Somebody waits until nothing is left to be replayed of a place.
-    Wait = 2,
-}
-
-/// The message that a connection begins with.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Hello {
-    #[prost(enumeration = "Ask", tag = "1")]
-    pub ask: i32,
-    #[prost(string, tag = "2")]
-    pub cluster_id: String,
-    /// That of the client, where no other can be.
-    #[prost(string, tag = "3")]
-    pub place: String,
-    /// For logs.
-    #[prost(string, tag = "4")]
-    pub name: String,
-}
 
 /// The socket for journals of a worker whose Unix socket is at `worker`.
 pub fn socket_path(worker: &Path) -> PathBuf {

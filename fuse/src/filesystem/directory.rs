@@ -13,6 +13,7 @@ use std::sync::Arc;
 use cavern_client::journal::Slot;
 use cavern_client::{ClientError, Node, OpenInode};
 use cavern_posix::mode::type_bits;
+use cavern_proto::journal::{HandleRecord, PositionRecord};
 use parking_lot::Mutex;
 
 use super::parts::Inner;
@@ -20,7 +21,7 @@ use crate::invalidation::Listing;
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
-use crate::mount_journal::{HandleRecord, PositionRecord};
+use crate::mount_journal;
 use cookies::BEGINNING;
 use cursor::{Cursor, Fetch, Position};
 use table::DirectoryHandle;
@@ -183,7 +184,7 @@ impl Inner {
             let given = cursor.window_after(answer.offset, answer.entries);
             let given = given.map(|(cookie, node)| (*cookie, node.name.to_vec()));
             let (cookies, names) = before.into_iter().chain(given).unzip();
-            PositionRecord::new(number, cookies, names)
+            mount_journal::position_record(number, cookies, names)
         });
     }
 
@@ -203,7 +204,7 @@ impl Inner {
         let (begun, _) = self.invalidations.listings().begin(node.inode);
         let slot = position.map(|(slot, position)| {
             let mut names = names.lock();
-            position.given().for_each(|(cookie, name)| names.given_before(cookie, name));
+            mount_journal::given(&position).for_each(|(cookie, name)| names.given_before(cookie, name));
             slot
         });
         let handle = DirectoryHandle {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END};
+use cavern_proto::journal::LockRecord;
 use cavern_proto::master::{Lock, LockKind, LockType};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -26,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use super::parts::Inner;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
-use crate::mount_journal::LockRecord;
 use descriptions::Unlock;
 
 /// A file that seems to be locked by what was closed before is looked at again for so long: the RELEASE may be read by

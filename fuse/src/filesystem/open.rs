@@ -15,8 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Access, ClientError, File, KernelBlock, Node, Opened, is_of_this_process};
+use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
 use cavern_conf::host;
+use cavern_proto::journal::{HandleRecord, KernelBlock};
 
 use super::open_handle::OpenHandle;
 use super::open_nodes::{Conflict, IoMode, OpenIntent};
@@ -25,7 +26,6 @@ use super::passthrough::BackingFile;
 use crate::aliases::number_of;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
-use crate::mount_journal::HandleRecord;
 use crate::trace::Target;
 
 /// For how long the file of a block is waited for, so that the kernel may read it by itself. Less than anybody notices;
