@@ -256,7 +256,7 @@ impl Process<'_> {
         client.metadata().in_session().await?;
         let shared = Arc::clone(invalidations);
         let (journal, shown) = (self.journal.clone(), Arc::clone(&root));
-        let namespace = Arc::new(Namespace::with_journal(Arc::clone(client), shown, shared, &fuse, journal));
+        let namespace = Arc::new(Namespace::new(Arc::clone(client), shown, shared, &fuse, journal));
         let is_first = inherited.is_none();
         let (mount, session, written) = match inherited {
             Some(inherited) => self.go_on(inherited, &namespace, &http).await?,

@@ -71,10 +71,8 @@ impl Inner {
                 let kept = this.client.metadata().keep_directory(&node).await?;
                 Ok::<_, ClientError>((node, kept))
             };
-            match opened.await {
-                Ok((node, kept)) => this.opened_directory(&node, kept, reply),
-                Err(error) => this.failures.answer(reply, "opendir", &error),
-            }
+            let opened = opened.await;
+            this.answer_with("opendir", opened, reply, |(node, kept), reply| this.opened_directory(&node, kept, reply));
         });
     }
 
@@ -119,7 +117,7 @@ impl Inner {
     }
 
     pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: ReaddirKind, reply: Reply) {
-        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.files.errno(fh)) };
+        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.files.lost.errno(fh)) };
         let size = READ_MAX.min(size as usize);
         if offset == 0 {
             // rewinddir(3) must show the directory anew.
@@ -138,10 +136,8 @@ impl Inner {
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match this.readdir_waiting(&handle, offset, size, form).await {
-                Ok(answer) => this.give(&handle, fh, &answer, form, reply),
-                Err(error) => this.failures.answer(reply, "readdir", &error),
-            }
+            let answer = this.readdir_waiting(&handle, offset, size, form).await;
+            this.answer_with("readdir", answer, reply, |answer, reply| this.give(&handle, fh, &answer, form, reply));
         });
     }
 

@@ -274,7 +274,7 @@ impl Inner {
     /// Enters an open file; its number is for the kernel.
     pub(super) fn enter(&self, file: File, how: IoMode, appends: bool, reply: &Reply) -> u64 {
         self.close_earlier(reply);
-        let number = self.files.reserve();
+        let number = self.files.handles.reserve();
         let record = HandleRecord {
             number,
             inode: file.inode(),

@@ -40,7 +40,7 @@ impl Inner {
                 let node = self.restore_node(&record);
                 if let Err(error) = self.restore_handle(&record, node, slot, position).await {
                     warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
-                    self.files.lose(record.number, node);
+                    self.files.lost.add(record.number, node);
                 }
             }
         });
