@@ -268,13 +268,13 @@ impl Process<'_> {
         let notifier = match begun {
             Some(notifier) => notifier,
             None => invalidations
-                .attach(session.notifier(), Arc::clone(&root), inodes(client.metadata()))
+                .attach(session.connection().notifier(), Arc::clone(&root), inodes(client.metadata()))
                 .map_err(FuseError::Thread)?,
         };
         if is_first {
             self.note_mount(&fuse, &mount, &session, &root)?;
             let held = SupervisedMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
-            self.hand_over(&held, session.agreement(), session.descriptors(), &http).await?;
+            self.hand_over(&held, session.connection().agreement(), session.connection().descriptors(), &http).await?;
             if let Some(journal) = &self.journal {
                 journal.thaw();
             }
@@ -306,7 +306,7 @@ impl Process<'_> {
         let web = host::spawn(http.serve(self.access.clone(), Router::new(), metrics, health, http_stop.clone()));
 
         let mount_point = mount.path().display().to_string();
-        let minor = session.agreement().minor;
+        let minor = session.connection().agreement().minor;
         info!(mount_point, path = config.fuse.path, minor, "{}", if is_first { "mounted" } else { "served again" });
         if is_first {
             ready("fuse", &[("mount_point", mount_point.clone()), ("http", address.to_string())]);
@@ -378,7 +378,7 @@ impl Process<'_> {
     /// Leaves to the next process how the mount was made.
     fn note_mount(&self, fuse: &schema::Fuse, mount: &Mount, session: &Session, root: &Root) -> Result<(), FuseError> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let record = record_of_mount(fuse, session.agreement(), mount, root);
+        let record = record_of_mount(fuse, session.connection().agreement(), mount, root);
         match journal.mount.put(&record.encode_to_vec()) {
             // It stays for as long as the mount.
             Some(slot) => std::mem::forget(slot),
@@ -501,7 +501,7 @@ async fn begin(
             }
         };
         let readahead = fuse.kernel_readahead.bytes();
-        if asked.passthrough && fuse.passthrough == Choice::On && !session.agreement().has_passthrough() {
+        if asked.passthrough && fuse.passthrough == Choice::On && !session.connection().agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
         }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });

@@ -9,10 +9,12 @@ mod keys;
 mod local_socket;
 pub mod master;
 pub mod placement;
+mod socket;
 pub mod workers;
 
 pub use error::NetError;
 pub use keys::key_lender;
 pub use master::MasterChannel;
 pub use placement::Placement;
+pub use socket::{MAX_DESCRIPTORS, Socket};
 pub use workers::{Reserved, Route, WorkerPool, Written};

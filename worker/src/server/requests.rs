@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cavern_conf::process::LogLimit;
 use cavern_conf::schema;
-use cavern_net::WorkerPool;
+use cavern_net::{MAX_DESCRIPTORS, WorkerPool};
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
 use cavern_proto::data::open_request::Item;
@@ -30,7 +30,6 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::outgoing::{PassedFile, Segment, append_frame};
-use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
 use crate::orphan_blocks::OrphanCollector;

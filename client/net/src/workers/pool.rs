@@ -26,10 +26,10 @@ use tokio_util::task::TaskTracker;
 use super::breaker::{Attempt, Breaker};
 use super::connection::{Connection, EvictionListener, greet};
 use super::receive_buffers::ReceiveBuffers;
-use super::socket::Socket;
 use crate::error::NetError;
 use crate::local_socket;
 use crate::placement::Placement;
+use crate::socket::Socket;
 
 /// TCP connections to one worker: the first for small answers, so that they do not queue behind bulk.
 const SLOTS: usize = 4;
