@@ -3,6 +3,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod descriptors;
 pub mod error;
 pub mod journals;
 mod keys;

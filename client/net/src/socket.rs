@@ -2,18 +2,17 @@
 //! read or written now is tried again when the socket says so. Descriptors travel over the Unix one.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::{BufMut, BytesMut};
 use cavern_security::TlsSocket;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use rustix::net::ReturnFlags;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
+
+use crate::descriptors::{receive, send};
 
 /// Descriptors that one message may carry.
 pub const MAX_DESCRIPTORS: usize = 250;
@@ -157,12 +156,7 @@ impl Socket {
         };
         stream.try_io(Interest::WRITABLE, || {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
-            }
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            Ok(rustix::net::sendmsg(stream.as_fd(), &[IoSlice::new(bytes)], &mut control, flags)?)
+            send(stream.as_fd(), &[IoSlice::new(bytes)], descriptors, &mut space)
         })
     }
 }
@@ -177,15 +171,8 @@ fn receive_with_descriptors(
     let start = into.len();
     into.resize(start + limit, 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut into[start..])];
-    let received = rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let received = receive(stream.as_fd(), &mut into[start..], descriptors, &mut space);
     into.truncate(start + received.as_ref().map_or(0, |message| message.bytes));
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = message {
-            descriptors.extend(passed);
-        }
-    }
     let received = received?;
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::other("descriptors were lost in transfer: is the limit of open files reached?"));
