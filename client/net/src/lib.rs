@@ -18,4 +18,4 @@ pub use keys::key_lender;
 pub use master::MasterChannel;
 pub use placement::Placement;
 pub use socket::{MAX_DESCRIPTORS, Socket};
-pub use workers::{Reserved, Route, WorkerPool, Written};
+pub use workers::{Reserved, Route, WorkerPool};

@@ -14,4 +14,4 @@ mod receive_buffers;
 mod secured;
 
 pub use breaker::Attempt;
-pub use pool::{Reserved, Route, WorkerPool, Written};
+pub use pool::{Reserved, Route, WorkerPool};

@@ -91,7 +91,7 @@ impl OpenFileTable {
         let node = self.shared.metadata.node(record.inode).await?;
         let content = self.open(&node).await?;
         // The process before may have had the master hold it: that ends when it is closed here.
-        drop(self.shared.metadata.keep_inherited(record.inode));
+        drop(self.shared.metadata.keep_held(record.inode));
         if node.limits_users() {
             content.is_written_by(Some(&node.owner()));
         }
