@@ -4,7 +4,7 @@ use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["proto/master.proto", "proto/data.proto", "proto/record.proto", "proto/raft.proto"];
+    let files = ["master", "data", "record", "raft", "journal"].map(|name| format!("proto/{name}.proto"));
     let descriptors = protox::compile(files, ["proto"])?;
     let directory = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(directory.join("descriptors.bin"), descriptors.encode_to_vec())?;

@@ -15,6 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_proto::journal::KernelBlock;
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +26,7 @@ use staged_handle::StagedHandle;
 
 use crate::activity::Activity;
 use crate::error::ClientError;
-use crate::fs_file::{FileEnd, FsFile, KernelBlock, KernelReads, LocalSync, Seek, WriteBehindOutcome};
+use crate::fs_file::{FileEnd, FsFile, KernelReads, LocalSync, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
 use crate::page_cache_hint::PageCacheHint;
 use crate::read::{CachedRead, DiskRead, OpenFile};

@@ -40,7 +40,7 @@ mod write_log;
 
 pub use append::FileEnd;
 pub use file::{FsFile, UncommittedAttr};
-pub use kernel_reads::{KernelBlock, KernelReads};
+pub use kernel_reads::KernelReads;
 pub use open_file_table::OpenFileTable;
 pub use read::Seek;
 pub use sync::LocalSync;

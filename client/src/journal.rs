@@ -23,12 +23,12 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use cavern_net::journals::{ENDED_AT, MAGIC, is_ended};
+use cavern_proto::journal::{ChangeRecord, ContentRecord, WriteRecord};
 use cavern_proto::master::Mutation;
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
-pub(crate) use records::{BlockRecord, ChangeRecord, ContentRecord, WriteRecord};
 pub use request::RequestContext;
 pub use table::{Slot, Table};
 
@@ -194,8 +194,10 @@ impl Journal {
                 && Mutation::decode(&record.mutation[..]).is_ok_and(|mutation| mutation.is_write_back)
         });
         let changes = answered.count();
+        // Of what is committed, only disks lack something.
         let contents = self.contents.take_all().into_iter().filter_map(|(_, record)| {
-            ContentRecord::decode(&record[..]).ok().filter(ContentRecord::is_uncommitted).map(|record| record.inode)
+            let record = ContentRecord::decode(&record[..]).ok()?;
+            (record.changed || record.grow_to != 0 || !record.blocks.is_empty()).then_some(record.inode)
         });
         let pieces = self
             .pieces
@@ -255,7 +257,8 @@ impl Journal {
 
     fn change_record(&self, session: u64, unique: u64, order: Option<u64>, mutation: &Mutation) -> Vec<u8> {
         let order = order.map_or(0, |order| (self.epoch << EPOCH_BITS) + order);
-        ChangeRecord { session, seq: mutation.seq, unique, order, ..ChangeRecord::default() }.encode_with(mutation)
+        let record = ChangeRecord { session, seq: mutation.seq, unique, order, ..ChangeRecord::default() };
+        records::encode_change(&record, mutation)
     }
 
     /// The slot of a change that the process before has entered.

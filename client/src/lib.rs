@@ -37,7 +37,7 @@ pub use error::ClientError;
 pub use file::{
     Access, Allocation, AttributeChange, BucketDefaults, CreatedFile, Effects, File, NewFile, Opened, Replacement,
 };
-pub use fs_file::{FileEnd, KernelBlock, KernelReads, Seek, UncommittedAttr};
+pub use fs_file::{FileEnd, KernelReads, Seek, UncommittedAttr};
 pub use identity::Identity;
 pub use journal::{Journal, RequestContext, Unreplayed};
 pub use metadata::{

@@ -101,7 +101,7 @@ impl Client {
         let is_new_place = predecessor.is_none() && !who.place.is_empty();
         if let Some(predecessor) = predecessor {
             // Before the first event: what is open must be held before its removal is acknowledged.
-            let open: Vec<_> = predecessor.open.iter().map(|inode| client.metadata.keep_inherited(*inode)).collect();
+            let open: Vec<_> = predecessor.open.iter().map(|inode| client.metadata.keep_held(*inode)).collect();
             *client.inherited.lock() = open;
             (predecessor.begin)(&client.metadata);
         }

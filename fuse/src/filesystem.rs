@@ -86,13 +86,8 @@ pub struct Usage {
 }
 
 impl Namespace {
-    /// Shows what `root` names.
-    pub fn new(client: Arc<Client>, root: Arc<Root>, invalidations: Arc<Invalidations>, conf: &schema::Fuse) -> Self {
-        Self::with_journal(client, root, invalidations, conf, None)
-    }
-
-    /// Shows what `root` names, with a journal for the process that goes on after this one.
-    pub fn with_journal(
+    /// Shows what `root` names; with a journal for the process that goes on after this one, if any is to.
+    pub fn new(
         client: Arc<Client>,
         root: Arc<Root>,
         invalidations: Arc<Invalidations>,
@@ -140,7 +135,7 @@ impl Namespace {
         let inner = Arc::clone(&self.inner);
         move || Usage {
             files: inner.files.len(),
-            directories: inner.directories.len(),
+            directories: inner.directories.handles.len(),
             passthrough_opens: inner.files.passthrough.opens(),
             registered_files: inner.files.passthrough.registered(),
         }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::error::FuseError;
-use crate::mount_journal::MountRecord;
+use crate::mount_journal::recorded_mount;
 
 /// A worker that is there answers at once.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
@@ -74,7 +74,7 @@ pub async fn replay(config: Config, _stop: CancellationToken) -> Result<(), Fuse
     if journal.is_ended() {
         return Ok(());
     }
-    let mount_point = MountRecord::of(&journal).map(|record| record.mount_point).unwrap_or_default();
+    let mount_point = recorded_mount(&journal).map(|record| record.mount_point).unwrap_or_default();
     let name = format!("{}:{mount_point} (replay)", rustix::system::uname().nodename().to_string_lossy());
     let Ok(replayed) = timeout(REPLAY_WAIT, cavern_client::replay(&config, &name, journal)).await else {
         return Err(FuseError::Journal(io::ErrorKind::TimedOut.into()));

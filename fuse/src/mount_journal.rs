@@ -9,185 +9,75 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use cavern_client::Journal;
 use cavern_client::journal::Slot;
-use cavern_client::{Journal, KernelBlock};
 use cavern_conf::schema::{self, Choice};
+use cavern_proto::journal::{AppendRecord, HandleRecord, LockRecord, MountRecord, PositionRecord};
 use parking_lot::Mutex;
-use prost::Message;
+use prost::Message as _;
 
 use crate::kernel::abi::ROOT_NODE;
 use crate::kernel::{Agreement, Mount, Reply};
 use crate::root::Root;
 
-/// How the mount was made. The kernel has it so for as long as the mount is there.
-#[derive(Clone, PartialEq, Message)]
-pub struct MountRecord {
-    #[prost(uint32, tag = "1")]
-    pub minor: u32,
-    #[prost(uint64, tag = "2")]
-    pub flags: u64,
-    #[prost(string, tag = "3")]
-    pub mount_point: String,
-    #[prost(bool, tag = "4")]
-    pub is_by_root: bool,
-    #[prost(string, tag = "5")]
-    pub path: String,
-    #[prost(uint64, tag = "6")]
-    pub root: u64,
-    #[prost(bool, tag = "7")]
-    pub no_open: bool,
-    #[prost(bool, tag = "8")]
-    pub posix_acl: bool,
-    #[prost(bool, tag = "9")]
-    pub direct: bool,
-    #[prost(bool, tag = "10")]
-    pub no_xattrs: bool,
-    /// See [`Root::is_inside`].
-    #[prost(bool, tag = "11")]
-    pub is_inside: bool,
-    /// `major:minor`.
-    #[prost(string, optional, tag = "12")]
-    pub device: Option<String>,
-}
-
-impl MountRecord {
-    /// The mount as the process that makes it has it.
-    pub fn new(fuse: &schema::Fuse, agreement: Agreement, mount: &Mount, root: &Root) -> Self {
-        Self {
-            minor: agreement.minor,
-            flags: agreement.flags,
-            mount_point: mount.path().display().to_string(),
-            is_by_root: mount.is_by_root(),
-            path: fuse.path.clone(),
-            root: root.to_namespace(ROOT_NODE),
-            no_open: fuse.no_open == Choice::On,
-            posix_acl: fuse.posix_acl,
-            direct: fuse.direct,
-            no_xattrs: fuse.xattrs == Choice::Off,
-            is_inside: root.is_inside(),
-            device: mount.device().map(str::to_owned),
-        }
-    }
-
-    /// Reads what the process before has left; `None` when it had not mounted yet.
-    pub fn of(journal: &Journal) -> Option<Self> {
-        let (slot, record) = journal.mount.take_all().pop()?;
-        std::mem::forget(slot);
-        Self::decode(&record[..]).ok()
-    }
-
-    pub fn agreement(&self) -> Agreement {
-        Agreement { minor: self.minor, flags: self.flags }
-    }
-
-    /// What a configuration that has changed since says otherwise is as it was when the mount was made.
-    pub fn apply(&self, fuse: &mut schema::Fuse) {
-        let (no_open, xattrs) = (self.no_open, !self.no_xattrs);
-        let is_as_asked = (&fuse.path, fuse.posix_acl, fuse.direct) == (&self.path, self.posix_acl, self.direct)
-            && fuse.no_open.or(no_open) == no_open
-            && fuse.xattrs.or(xattrs) == xattrs;
-        fuse.mount_point = PathBuf::from(&self.mount_point);
-        fuse.path.clone_from(&self.path);
-        (fuse.posix_acl, fuse.direct) = (self.posix_acl, self.direct);
-        (fuse.no_open, fuse.xattrs) = (no_open.into(), xattrs.into());
-        if !is_as_asked {
-            tracing::warn!(
-                "fuse.path, no_open, xattrs, posix_acl or direct have changed in the configuration: they are what \
-                 they were until the mount is made anew"
-            );
-        }
+/// How the mount was made.
+pub fn record_of_mount(fuse: &schema::Fuse, agreement: Agreement, mount: &Mount, root: &Root) -> MountRecord {
+    MountRecord {
+        minor: agreement.minor,
+        flags: agreement.flags,
+        mount_point: mount.path().display().to_string(),
+        is_by_root: mount.is_by_root(),
+        path: fuse.path.clone(),
+        root: root.to_namespace(ROOT_NODE),
+        no_open: fuse.no_open == Choice::On,
+        posix_acl: fuse.posix_acl,
+        direct: fuse.direct,
+        no_xattrs: fuse.xattrs == Choice::Off,
+        is_inside: root.is_inside(),
+        device: mount.device().map(str::to_owned),
     }
 }
 
-/// An open file or directory.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct HandleRecord {
-    #[prost(uint64, tag = "1")]
-    pub number: u64,
-    #[prost(uint64, tag = "2")]
-    pub inode: u64,
-    /// The request that opened it.
-    #[prost(uint64, tag = "3")]
-    pub unique: u64,
-    #[prost(bool, tag = "4")]
-    pub is_directory: bool,
-    /// It is of an fs-mode mount: the inode stays while it is open.
-    #[prost(bool, tag = "5")]
-    pub is_kept: bool,
-    /// Of a directory.
-    #[prost(uint64, tag = "6")]
-    pub parent: u64,
-    /// What is registered with the kernel for it.
-    #[prost(uint32, optional, tag = "7")]
-    pub backing: Option<u32>,
-    /// What is written through it goes to the end of the file, if the kernel appends.
-    #[prost(bool, tag = "8")]
-    pub appends: bool,
-    /// Of a file of an fs-mode mount: which of the kernel's nodes of the inode it is a handle of.
-    #[prost(uint32, tag = "9")]
-    pub alias: u32,
-    /// Of a file of an fs-mode mount that the kernel reads by itself: what it reads.
-    #[prost(message, optional, tag = "10")]
-    pub block: Option<KernelBlock>,
+/// Reads what the process before has left of its mount; `None` when it had not mounted yet.
+pub fn recorded_mount(journal: &Journal) -> Option<MountRecord> {
+    let (slot, record) = journal.mount.take_all().pop()?;
+    std::mem::forget(slot);
+    MountRecord::decode(&record[..]).ok()
 }
 
-/// Names that a reader of a directory was given last.
-#[derive(Clone, PartialEq, Message)]
-pub struct PositionRecord {
-    /// Of the directory.
-    #[prost(uint64, tag = "1")]
-    pub number: u64,
-    /// How many entries a program that counts them has before the first of the names. Older ones have no cookies.
-    #[prost(uint64, tag = "2")]
-    first: u64,
-    #[prost(bytes = "vec", repeated, tag = "3")]
-    names: Vec<Vec<u8>>,
-    /// What each was given with.
-    #[prost(uint64, repeated, tag = "4")]
-    cookies: Vec<u64>,
+/// What a configuration that has changed since says otherwise is as it was when the mount was made.
+pub fn apply_mount(mount: &MountRecord, fuse: &mut schema::Fuse) {
+    let (no_open, xattrs) = (mount.no_open, !mount.no_xattrs);
+    let is_as_asked = (&fuse.path, fuse.posix_acl, fuse.direct) == (&mount.path, mount.posix_acl, mount.direct)
+        && fuse.no_open.or(no_open) == no_open
+        && fuse.xattrs.or(xattrs) == xattrs;
+    fuse.mount_point = PathBuf::from(&mount.mount_point);
+    fuse.path.clone_from(&mount.path);
+    (fuse.posix_acl, fuse.direct) = (mount.posix_acl, mount.direct);
+    (fuse.no_open, fuse.xattrs) = (no_open.into(), xattrs.into());
+    if !is_as_asked {
+        tracing::warn!(
+            "fuse.path, no_open, xattrs, posix_acl or direct have changed in the configuration: they are what \
+             they were until the mount is made anew"
+        );
+    }
 }
 
 /// Cookie of the first entry where entries are counted: `.` and `..` come before.
 const FIRST_COUNTED: u64 = 3;
 
-impl PositionRecord {
-    pub fn new(number: u64, cookies: Vec<u64>, names: Vec<Vec<u8>>) -> Self {
-        let first = cookies.first().map_or(0, |first| first.saturating_sub(FIRST_COUNTED));
-        Self { number, first, names, cookies }
-    }
-
-    /// The names with their cookies.
-    pub fn given(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        let counted = FIRST_COUNTED.saturating_add(self.first)..;
-        let counted = counted.take(if self.cookies.is_empty() { self.names.len() } else { 0 });
-        self.cookies.iter().copied().chain(counted).zip(self.names.iter().map(Vec::as_slice))
-    }
+/// What a reader of a directory was given, as the journal has it.
+pub fn position_record(number: u64, cookies: Vec<u64>, names: Vec<Vec<u8>>) -> PositionRecord {
+    let first = cookies.first().map_or(0, |first| first.saturating_sub(FIRST_COUNTED));
+    PositionRecord { number, first, names: names.into_iter().map(Into::into).collect(), cookies }
 }
 
-/// A lock that somebody may have.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct LockRecord {
-    #[prost(uint64, tag = "1")]
-    pub inode: u64,
-    #[prost(uint64, tag = "2")]
-    pub handle: u64,
-    #[prost(uint64, tag = "3")]
-    pub owner: u64,
-    #[prost(bool, tag = "4")]
-    pub is_flock: bool,
-    /// A `LockType`.
-    #[prost(int32, tag = "5")]
-    pub kind: i32,
-}
-
-/// Where a write goes that appends.
-#[derive(Clone, Copy, PartialEq, Message)]
-pub struct AppendRecord {
-    /// The request.
-    #[prost(uint64, tag = "1")]
-    pub unique: u64,
-    #[prost(uint64, tag = "2")]
-    pub offset: u64,
+/// The names of a position with their cookies.
+pub fn given(position: &PositionRecord) -> impl Iterator<Item = (u64, &[u8])> {
+    let PositionRecord { first, names, cookies, .. } = position;
+    let counted = FIRST_COUNTED.saturating_add(*first)..;
+    let counted = counted.take(if cookies.is_empty() { names.len() } else { 0 });
+    cookies.iter().copied().chain(counted).zip(names.iter().map(|name| &name[..]))
 }
 
 /// The journal has no room for a record of this kind.
@@ -313,9 +203,9 @@ mod tests {
 
     #[test]
     fn positions_have_cookies_and_those_of_older_processes_are_counted() {
-        let record = PositionRecord::new(7, vec![9, 4], vec![b"a".into(), b"b".into()]);
-        assert_eq!(record.given().collect::<Vec<_>>(), [(9, &b"a"[..]), (4, b"b")]);
+        let record = position_record(7, vec![9, 4], vec![b"a".into(), b"b".into()]);
+        assert_eq!(given(&record).collect::<Vec<_>>(), [(9, &b"a"[..]), (4, b"b")]);
         let older = PositionRecord { cookies: vec![], ..record };
-        assert_eq!(older.given().collect::<Vec<_>>(), [(9, &b"a"[..]), (10, b"b")]);
+        assert_eq!(given(&older).collect::<Vec<_>>(), [(9, &b"a"[..]), (10, b"b")]);
     }
 }

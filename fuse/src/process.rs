@@ -11,6 +11,7 @@ use cavern_client::{Client, File, Identity, InvalidationSink as _, Journal, Meta
 use cavern_conf::process::{Metrics, ProcessError, raise_descriptor_limit, ready};
 use cavern_conf::schema::Choice;
 use cavern_conf::{Config, host, schema};
+use cavern_proto::journal::MountRecord;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -30,7 +31,7 @@ use crate::kernel::channel::fall_silent;
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions, StagedMount};
 use crate::metrics::MountCollector;
-use crate::mount_journal::MountRecord;
+use crate::mount_journal::{apply_mount, record_of_mount, recorded_mount};
 use crate::root::{INNER_NAME, Root};
 use crate::supervisor::{Kind, Link, Message, SupervisedMount};
 
@@ -105,10 +106,11 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Supervis
         Some(SupervisedDaemon { supervisor, link, journal, descriptors }) => {
             let mut descriptors = descriptors.into_iter();
             if let Some(port) = descriptors.next() {
-                let mount = MountRecord::of(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
-                mount.apply(&mut config.fuse);
+                let mount = recorded_mount(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
+                apply_mount(&mount, &mut config.fuse);
+                let agreement = Agreement { minor: mount.minor, flags: mount.flags };
                 http = Some(HttpServer::of(port).map_err(FuseError::Supervisor)?);
-                let connection = Arc::new(Connection::new(descriptors.collect(), mount.agreement())?);
+                let connection = Arc::new(Connection::new(descriptors.collect(), agreement)?);
                 let handles = EarlierHandles::of(&journal);
                 inherited = Some(Inherited { mount, connection, handles });
             }
@@ -254,7 +256,7 @@ impl Process<'_> {
         client.metadata().in_session().await?;
         let shared = Arc::clone(invalidations);
         let (journal, shown) = (self.journal.clone(), Arc::clone(&root));
-        let namespace = Arc::new(Namespace::with_journal(Arc::clone(client), shown, shared, &fuse, journal));
+        let namespace = Arc::new(Namespace::new(Arc::clone(client), shown, shared, &fuse, journal));
         let is_first = inherited.is_none();
         let (mount, session, written) = match inherited {
             Some(inherited) => self.go_on(inherited, &namespace, &http).await?,
@@ -266,13 +268,13 @@ impl Process<'_> {
         let notifier = match begun {
             Some(notifier) => notifier,
             None => invalidations
-                .attach(session.notifier(), Arc::clone(&root), inodes(client.metadata()))
+                .attach(session.connection().notifier(), Arc::clone(&root), inodes(client.metadata()))
                 .map_err(FuseError::Thread)?,
         };
         if is_first {
             self.note_mount(&fuse, &mount, &session, &root)?;
             let held = SupervisedMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
-            self.hand_over(&held, session.agreement(), session.descriptors(), &http).await?;
+            self.hand_over(&held, session.connection().agreement(), session.connection().descriptors(), &http).await?;
             if let Some(journal) = &self.journal {
                 journal.thaw();
             }
@@ -304,7 +306,7 @@ impl Process<'_> {
         let web = host::spawn(http.serve(self.access.clone(), Router::new(), metrics, health, http_stop.clone()));
 
         let mount_point = mount.path().display().to_string();
-        let minor = session.agreement().minor;
+        let minor = session.connection().agreement().minor;
         info!(mount_point, path = config.fuse.path, minor, "{}", if is_first { "mounted" } else { "served again" });
         if is_first {
             ready("fuse", &[("mount_point", mount_point.clone()), ("http", address.to_string())]);
@@ -376,7 +378,7 @@ impl Process<'_> {
     /// Leaves to the next process how the mount was made.
     fn note_mount(&self, fuse: &schema::Fuse, mount: &Mount, session: &Session, root: &Root) -> Result<(), FuseError> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let record = MountRecord::new(fuse, session.agreement(), mount, root);
+        let record = record_of_mount(fuse, session.connection().agreement(), mount, root);
         match journal.mount.put(&record.encode_to_vec()) {
             // It stays for as long as the mount.
             Some(slot) => std::mem::forget(slot),
@@ -499,7 +501,7 @@ async fn begin(
             }
         };
         let readahead = fuse.kernel_readahead.bytes();
-        if asked.passthrough && fuse.passthrough == Choice::On && !session.agreement().has_passthrough() {
+        if asked.passthrough && fuse.passthrough == Choice::On && !session.connection().agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
         }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });

@@ -247,7 +247,7 @@ impl Mounted {
     }
 
     fn notifier(&self) -> Notifier {
-        self.session.as_ref().unwrap().notifier()
+        self.session.as_ref().unwrap().connection().notifier()
     }
 }
 
@@ -435,7 +435,7 @@ fn a_file_with_a_backing_file_is_read_by_the_kernel_itself() {
     Arc::get_mut(&mut memory).unwrap().backing = Some(source);
     let mounted = Mounted::new(Arc::clone(&memory));
     let session = mounted.session.as_ref().unwrap();
-    if !session.agreement().has_passthrough() {
+    if !session.connection().agreement().has_passthrough() {
         // Linux before 6.9.
         return;
     }

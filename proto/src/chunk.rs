@@ -35,6 +35,15 @@ pub fn chunk_range(index: u32, length: u32) -> Range<u32> {
     bound(start)..bound(start + u64::from(CHUNK_BYTES))
 }
 
+/// The chunks of a block of `length` bytes that lie within a range of it, as chunk indices.
+pub fn whole_chunks(bytes: &Range<u32>, length: u32) -> impl Iterator<Item = u32> + use<> {
+    let bytes = bytes.clone();
+    chunks_touching(bytes.start, bytes.len() as u32).filter(move |index| {
+        let chunk = chunk_range(*index, length);
+        bytes.start <= chunk.start && chunk.end <= bytes.end
+    })
+}
+
 /// The whole parts that the bytes `bytes` of a block of `length` bytes touch, as offsets in the block. The block's last
 /// part may be short.
 pub fn widen_to_parts(bytes: &Range<u32>, length: u32) -> Range<u32> {

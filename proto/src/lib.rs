@@ -24,6 +24,8 @@ packages! {
     record = "cavern.record.v1";
     /// What masters say to each other (`proto/raft.proto`).
     raft = "cavern.raft.v1";
+    /// What a mount leaves to the process that goes on (`proto/journal.proto`).
+    journal = "cavern.journal.v1";
 }
 
 /// All of them, as an encoded `google.protobuf.FileDescriptorSet`.

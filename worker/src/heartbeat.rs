@@ -80,16 +80,7 @@ impl Heartbeat {
     /// [`WorkerError::Master`] when the master gives no answer; all others are for a person to mend.
     async fn register(&self) -> Result<Duration, WorkerError> {
         let (uuid, cluster_id) = self.parts.stores.table.identity();
-        let usage = self.parts.stores.table.usage();
-        let worker = Worker {
-            capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
-            used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
-            blocks: usage.iter().map(|disk| disk.blocks).sum(),
-            disks: usage,
-            counters: Some(self.counters()),
-            ..self.worker.clone()
-        };
-        let request = RegisterWorkerRequest { uuid: uuid.to_vec().into(), cluster_id, worker: Some(worker) };
+        let request = RegisterWorkerRequest { uuid: uuid.to_vec().into(), cluster_id, worker: Some(self.worker_now()) };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();
             async move { stubs.cluster.register_worker(request).await }
@@ -118,16 +109,17 @@ impl Heartbeat {
 
     /// Gives the interval of what comes next, `None` for a registration, and the pause before it.
     async fn beat(&self, every: Duration) -> Result<(Option<Duration>, Duration), WorkerError> {
-        let (usage, past) = (self.parts.stores.table.usage(), self.parts.membership.past());
+        let past = self.parts.membership.past();
+        let Worker { used_bytes, capacity_bytes, blocks, disks, counters, data_address, .. } = self.worker_now();
         let request = HeartbeatRequest {
             worker_id: self.parts.membership.worker_id(),
-            used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
-            capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
-            blocks: usage.iter().map(|disk| disk.blocks).sum(),
-            disks: usage,
-            counters: Some(self.counters()),
+            used_bytes,
+            capacity_bytes,
+            blocks,
+            disks,
+            counters,
             group_epoch: self.parts.master.group_epoch(),
-            data_address: self.worker.data_address.clone(),
+            data_address,
             fetch_failures: self.parts.mounts.fetch_failures(),
             known: past.told,
             kept_blocks: past.kept.0,
@@ -155,9 +147,10 @@ impl Heartbeat {
         Ok((Some(every), if reply.masters.is_empty() { every } else { Duration::ZERO }))
     }
 
-    fn counters(&self) -> WorkerCounters {
-        let metrics = &self.parts.metrics;
-        WorkerCounters {
+    /// What is published of this worker, with what has changed since it began.
+    fn worker_now(&self) -> Worker {
+        let (disks, metrics) = (self.parts.stores.table.usage(), &self.parts.metrics);
+        let counters = WorkerCounters {
             hit_bytes: metrics.hit_bytes.get(),
             miss_bytes: metrics.miss_bytes.get(),
             ufs_bytes: metrics.ufs_bytes.get(),
@@ -166,6 +159,14 @@ impl Heartbeat {
             corrupt_chunks: metrics.corrupt_chunks.get(),
             hits: metrics.hits.get(),
             misses: metrics.misses.get(),
+        };
+        Worker {
+            capacity_bytes: disks.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
+            used_bytes: disks.iter().map(|disk| disk.used_bytes).sum(),
+            blocks: disks.iter().map(|disk| disk.blocks).sum(),
+            disks,
+            counters: Some(counters),
+            ..self.worker.clone()
         }
     }
 }

@@ -11,7 +11,6 @@ mod outgoing;
 mod pacing;
 mod requests;
 mod roles;
-mod socket;
 mod upload;
 mod writes;
 

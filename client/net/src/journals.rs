@@ -9,20 +9,18 @@
 //! one byte; whatever else comes is the reason of a refusal, up to the end.
 
 use std::ffi::OsString;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use prost::Message;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+pub use cavern_proto::journal::{Ask, Hello};
+use prost::Message as _;
+use rustix::net::ReturnFlags;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 
-use crate::local_socket;
+use crate::{descriptors, local_socket};
 
 /// The first word of a journal, with the version of its layout below [`VERSION_BITS`].
 pub const MAGIC: u64 = 0x6361_7665_726e_0001;
@@ -38,32 +36,6 @@ const HELLO_MAX: usize = 16 << 10;
 const DESCRIPTORS: usize = 2;
 const KEPT: u8 = b'k';
 const DONE: u8 = b'd';
-
-/// What a connection is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
-#[repr(i32)]
-pub enum Ask {
-    Nothing = 0,
-    /// A journal is to be kept. It comes with it, and a descriptor of the supervisor's process.
-    Keep = 1,
-    /// Somebody waits until nothing is left to be replayed of a place.
-    Wait = 2,
-}
-
-/// The message that a connection begins with.
-#[derive(Clone, PartialEq, Eq, Message)]
-pub struct Hello {
-    #[prost(enumeration = "Ask", tag = "1")]
-    pub ask: i32,
-    #[prost(string, tag = "2")]
-    pub cluster_id: String,
-    /// That of the client, where no other can be.
-    #[prost(string, tag = "3")]
-    pub place: String,
-    /// For logs.
-    #[prost(string, tag = "4")]
-    pub name: String,
-}
 
 /// The socket for journals of a worker whose Unix socket is at `worker`.
 pub fn socket_path(worker: &Path) -> PathBuf {
@@ -174,15 +146,17 @@ pub async fn refuse(mut stream: UnixStream, reason: &str) -> io::Result<()> {
     stream.write_all(format!("refused: {reason}").as_bytes()).await
 }
 
-async fn send(stream: &UnixStream, hello: &Hello, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+async fn send(stream: &UnixStream, hello: &Hello, passed: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = hello.encode_to_vec();
     if body.len() > HELLO_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the paths are too long"));
     }
     let frame = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     loop {
         stream.writable().await?;
-        match stream.try_io(Interest::WRITABLE, || send_at_once(stream.as_fd(), &frame, descriptors)) {
+        let send = || descriptors::send(stream.as_fd(), &[IoSlice::new(&frame)], passed, &mut space);
+        match stream.try_io(Interest::WRITABLE, send) {
             // A socket that nothing was written to yet has room for all of it.
             Ok(sent) if sent == frame.len() => return Ok(()),
             Ok(_part) => return Err(io::ErrorKind::WriteZero.into()),
@@ -190,15 +164,6 @@ async fn send(stream: &UnixStream, hello: &Hello, descriptors: &[BorrowedFd<'_>]
             Err(cause) => return Err(cause),
         }
     }
-}
-
-fn send_at_once(socket: BorrowedFd<'_>, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
-    }
-    Ok(sendmsg(socket, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
 /// What a connection begins with, and the descriptors that came with it. Not bounded in time.
@@ -225,17 +190,10 @@ pub async fn receive(stream: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
     }
 }
 
-fn receive_some(socket: BorrowedFd<'_>, bytes: &mut Vec<u8>, descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+fn receive_some(socket: BorrowedFd<'_>, bytes: &mut Vec<u8>, passed: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut part = [0; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut part)], &mut control, RecvFlags::CMSG_CLOEXEC);
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = message {
-            descriptors.extend(passed);
-        }
-    }
-    let received = received?;
+    let received = descriptors::receive(socket, &mut part, passed, &mut space)?;
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));
     }
@@ -261,6 +219,7 @@ mod tests {
     use std::fs::File;
 
     use proptest::prelude::*;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
 

@@ -3,16 +3,19 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod descriptors;
 pub mod error;
 pub mod journals;
 mod keys;
 mod local_socket;
 pub mod master;
 pub mod placement;
+mod socket;
 pub mod workers;
 
 pub use error::NetError;
 pub use keys::key_lender;
 pub use master::MasterChannel;
 pub use placement::Placement;
-pub use workers::{Reserved, Route, WorkerPool, Written};
+pub use socket::{MAX_DESCRIPTORS, Socket};
+pub use workers::{Reserved, Route, WorkerPool};

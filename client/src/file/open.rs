@@ -71,8 +71,10 @@ impl Client {
         if node.is_directory() {
             return Some(Err(ClientError::IsADirectory(node.to_string())));
         }
-        if access == Access::Write && !node.can_be_changed() {
-            return Some(Err(cannot_be_changed(node)));
+        if access == Access::Write
+            && let Err(error) = check_changeable(node)
+        {
+            return Some(Err(error));
         }
         if node.is_fs_mode() {
             let file = self.contents().open_cached(node)?;
@@ -112,9 +114,7 @@ impl Client {
         if node.is_directory() {
             return Err(ClientError::IsADirectory(node.to_string()));
         }
-        if !node.can_be_changed() {
-            return Err(cannot_be_changed(node));
-        }
+        check_changeable(node)?;
         let file = self.contents().open(node).await?;
         file.open_to_write(read, user).await?;
         Ok(Opened::File(Backing::FsFile(file).into()))
@@ -184,9 +184,7 @@ impl Client {
     /// `EEXIST` if something of that name is there. Of a bucket, and if the file was not to be exclusive, the thread is
     /// expected to open what is there for writing.
     pub async fn create(&self, directory: &Node, new: NewFile<'_>) -> Result<CreatedFile, ClientError> {
-        if !directory.can_be_changed() {
-            return Err(cannot_be_changed(directory));
-        }
+        check_changeable(directory)?;
         if directory.is_in_writable_bucket() {
             self.metadata().check_change(directory)?;
             let creation = if new.is_exclusive { Creation::Exclusive } else { Creation::Replacing };
@@ -220,9 +218,7 @@ impl Client {
     /// # Errors
     /// `EOPNOTSUPP` in buckets.
     pub async fn create_nameless(&self, directory: &Node, new: NewFile<'_>) -> Result<CreatedFile, ClientError> {
-        if !directory.can_be_changed() {
-            return Err(cannot_be_changed(directory));
-        }
+        check_changeable(directory)?;
         if directory.is_in_writable_bucket() {
             let reason = format!("{directory}: what has no name cannot be an object");
             return Err(ClientError::Refused { errno: Errno::OPNOTSUPP.raw_os_error(), reason });
@@ -253,9 +249,12 @@ fn new_inode(directory: &Node, new: NewFile<'_>, naming: Naming) -> CreateInode 
     }
 }
 
-/// What a change of something that is only read, or above the mounts, is answered with.
-pub(crate) fn cannot_be_changed(node: &Node) -> ClientError {
-    ClientError::Refused { errno: Errno::ROFS.raw_os_error(), reason: format!("{node} cannot be changed") }
+/// Refuses a change of something that is only read, or above the mounts.
+pub(crate) fn check_changeable(node: &Node) -> Result<(), ClientError> {
+    if node.can_be_changed() {
+        return Ok(());
+    }
+    Err(ClientError::Refused { errno: Errno::ROFS.raw_os_error(), reason: format!("{node} cannot be changed") })
 }
 
 /// The attributes of what a change has made.

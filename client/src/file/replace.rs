@@ -10,7 +10,7 @@ use cavern_proto::NAME_MAX;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveName, RenameName};
 
-use super::open::{NewFile, cannot_be_changed};
+use super::open::{NewFile, check_changeable};
 use super::{Effects, File};
 use crate::error::ClientError;
 use crate::metadata::Node;
@@ -30,9 +30,7 @@ impl Client {
     /// # Errors
     /// `EROFS` in mounts that are only read; `EEXIST` in a bucket if a file of this name is being written here.
     pub async fn replace(&self, directory: &Arc<Node>, new: NewFile<'_>) -> Result<Replacement<'_>, ClientError> {
-        if !directory.can_be_changed() {
-            return Err(cannot_be_changed(directory));
-        }
+        check_changeable(directory)?;
         if directory.is_in_writable_bucket() {
             let file = self.replace_object(directory, new.name)?;
             return Ok(Replacement { client: self, file, rename: None });

@@ -8,7 +8,7 @@ use cavern_proto::master::{Kind, SetAttr, Time, User};
 use rustix::io::Errno;
 
 use super::Effects;
-use super::open::cannot_be_changed;
+use super::open::check_changeable;
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::session::Client;
@@ -86,9 +86,7 @@ impl Client {
         if looks_so(node, &set, defaults) {
             return Ok((Arc::clone(node), Effects::default()));
         }
-        if !node.can_be_changed() {
-            return Err(cannot_be_changed(node));
-        }
+        check_changeable(node)?;
         let changed = if node.is_in_writable_bucket() {
             if set.size.is_some() {
                 self.staged().begin(node, Some(thread))?;

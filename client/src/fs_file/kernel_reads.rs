@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use cavern_net::Route;
 use cavern_proto::BlockId;
-use prost::Message;
+use cavern_proto::journal::KernelBlock;
 
 use super::block::OpenBlock;
 use super::file::FsFile;
@@ -22,22 +22,6 @@ use super::read::id_of;
 use super::state::Known;
 use crate::error::ClientError;
 use crate::read::WholeFile;
-
-/// What a kernel reads in place of a file: two that are equal are one file on this host.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub struct KernelBlock {
-    /// Of the file's first block.
-    #[prost(uint32, tag = "1")]
-    pub generation: u32,
-    /// That has the block, and which of the replicas that it ever had there it is.
-    #[prost(uint64, tag = "2")]
-    pub worker: u64,
-    #[prost(uint32, tag = "3")]
-    pub joined: u32,
-    /// Of the block's file at the worker.
-    #[prost(uint64, tag = "4")]
-    pub incarnation: u64,
-}
 
 /// A kernel may read the file by itself as long as this is there: nothing that is written to it here waits for being
 /// sent.

@@ -146,7 +146,7 @@ impl OpenFileTable {
     /// Opens a file that has just been made here without a name: it is gone with the last who has it open, unless it
     /// gets a name.
     pub fn open_nameless(&self, node: &Node, attr: &Attr, user: Option<&User>) -> Result<Arc<FsFile>, ClientError> {
-        let kept = self.shared.metadata.keep_nameless(node.inode);
+        let kept = self.shared.metadata.keep_held(node.inode);
         let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;
         content.is_written_by(user);
         Ok(content)

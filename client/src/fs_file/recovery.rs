@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use cavern_proto::journal::{ContentRecord, WriteRecord};
 use prost::Message;
 
 use super::file::FsFile;
@@ -15,7 +16,7 @@ use super::layout::Layout;
 use super::open_file_table::OpenFileTable;
 use super::state::Known;
 use crate::error::ClientError;
-use crate::journal::{ContentRecord, Slot, WriteRecord};
+use crate::journal::Slot;
 
 /// What became of what the process before had written.
 #[derive(Default)]
@@ -90,7 +91,7 @@ impl OpenFileTable {
         let node = self.shared.metadata.node(record.inode).await?;
         let content = self.open(&node).await?;
         // The process before may have had the master hold it: that ends when it is closed here.
-        drop(self.shared.metadata.keep_inherited(record.inode));
+        drop(self.shared.metadata.keep_held(record.inode));
         if node.limits_users() {
             content.is_written_by(Some(&node.owner()));
         }

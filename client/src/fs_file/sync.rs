@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cavern_conf::{Failpoint, FileUsage, backoff};
-use cavern_proto::data::BlockRef;
+use cavern_proto::data::{BlockRef, SyncRequest};
 use futures::future::{join, join_all};
 use tokio::time::Instant;
 
@@ -107,7 +107,8 @@ impl FsFile {
     async fn tell_of_failed_sync(&self, open: &OpenBlock) {
         for replica in &open.replicas {
             let (pool, wait) = (&self.shared.pool, self.shared.worker_timeout());
-            let told = pool.sync_failed(replica.worker, vec![open.name.clone()], wait).await;
+            let request = SyncRequest { blocks: Vec::new(), failed: vec![open.name.clone()] };
+            let told = pool.sync(replica.worker, request, wait).await;
             if let Err(error) = told {
                 let (inode, worker) = (self.inode, replica.worker);
                 tracing::error!(inode, worker, "a worker does not know that a block could not be synced: {error}");
@@ -205,9 +206,10 @@ impl FsFile {
             }
         }
         let is_alone = |worker: u64| syncs.iter().any(|block| block.located.workers == [worker]);
-        let asked = at_workers.into_iter().map(|(worker, names)| {
+        let asked = at_workers.into_iter().map(|(worker, blocks)| {
             let wait = if is_alone(worker) { patience } else { self.shared.worker_timeout() };
-            let synced = self.asking(worker, self.shared.pool.sync(worker, names, wait));
+            let synced =
+                self.asking(worker, self.shared.pool.sync(worker, SyncRequest { blocks, failed: Vec::new() }, wait));
             async move { (worker, synced.await) }
         });
         join_all(asked).await.into_iter().filter_map(|(worker, synced)| Some((worker, synced.err()?))).collect()

@@ -3,9 +3,10 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use cavern_proto::journal::WriteRecord;
 use prost::Message as _;
 
-use crate::journal::{Journal, Slot, WriteRecord};
+use crate::journal::{Journal, Slot};
 
 /// Where the pieces of one file are entered.
 #[derive(Clone, Copy)]

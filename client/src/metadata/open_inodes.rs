@@ -230,18 +230,11 @@ impl Metadata {
         if node.is_fs_mode() { self.keep_open(node).await.map(Some) } else { Ok(None) }
     }
 
-    /// Keeps an inode that this session has just made without a name, and so holds.
-    pub(crate) fn keep_nameless(&self, inode: u64) -> OpenInode {
+    /// Keeps an inode that the session may hold already, since it has just made it without a name, or since it was
+    /// open in the process before this one: it is let go of with the last close.
+    pub(crate) fn keep_held(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);
-        self.inner.open.inodes.state.lock().add_ref(&[inode]);
-        kept
-    }
-
-    /// Keeps an inode that was open in the process before this one.
-    pub(crate) fn keep_inherited(&self, inode: u64) -> OpenInode {
-        let kept = self.register_open(inode);
-        // The session may hold it already, and is to let go of it with the last close.
-        self.inner.open.inodes.state.lock().add_ref(&[inode]);
+        kept.note_ref();
         kept
     }
 

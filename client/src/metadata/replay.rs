@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use cavern_conf::Failpoint;
+use cavern_proto::journal::ChangeRecord;
 use cavern_proto::master::Mutation;
 use futures::FutureExt;
 use prost::Message;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use super::log::{Earlier, Operation, Waiter};
 use super::parts::{Inner, Metadata};
 use crate::error::ClientError;
-use crate::journal::{ChangeRecord, RequestContext};
+use crate::journal::RequestContext;
 
 impl Inner {
     /// Loads the log that the process before has left in its session, and returns the directories that it held.

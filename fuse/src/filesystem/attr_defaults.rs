@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use cavern_client::{BucketDefaults, Node, Posix};
+use cavern_client::{BucketDefaults, Node};
 use cavern_conf::schema;
 use cavern_posix::mode::{MODE_BITS, type_bits};
 use cavern_proto::CHUNK_BYTES;
@@ -43,57 +43,37 @@ impl AttrDefaults {
         }
     }
 
-    pub(super) fn attr(&self, node: &Node, ino: u64) -> Attr {
-        if let Some(posix) = node.posix() {
-            return self.posix_attr(node, posix, ino);
-        }
-        let (mtime, mtimensec) = time(node.mtime_ns);
-        let (ctime, ctimensec) = time(node.ctime_ns);
-        let (mode, uid, gid) = self.bucket.of(node);
-        Attr {
-            ino,
-            size: node.size,
-            blocks: node.size.div_ceil(512),
-            atime: mtime,
-            mtime,
-            ctime,
-            atimensec: mtimensec,
-            mtimensec,
-            ctimensec,
-            mode: type_bits(node.kind) | mode,
-            nlink: if node.is_directory() { 2 } else { 1 },
-            uid,
-            gid,
-            rdev: 0,
-            // What programs take as their buffer size; a larger one costs every small file an allocation.
-            blksize: CHUNK_BYTES,
-            flags: 0,
-        }
-    }
-
     /// Inodes of fs-mode mounts look as the namespace says.
-    fn posix_attr(&self, node: &Node, posix: &Posix, ino: u64) -> Attr {
-        let (atime, atimensec) = time(posix.atime_ns);
+    pub(super) fn attr(&self, node: &Node, ino: u64) -> Attr {
+        let posix = node.posix();
+        let (atime, atimensec) = time(posix.map_or(node.mtime_ns, |posix| posix.atime_ns));
         let (mtime, mtimensec) = time(node.mtime_ns);
         let (ctime, ctimensec) = time(node.ctime_ns);
+        let (mode, uid, gid) = match posix {
+            Some(_) => (node.mode & MODE_BITS, node.uid, node.gid),
+            None => self.bucket.of(node),
+        };
+        let blocks = match posix {
+            Some(_) if node.kind != Kind::File => 0,
+            posix => blocks(posix.and_then(|posix| posix.allocated), node.size),
+        };
+        let nlink_in_bucket = if node.is_directory() { 2 } else { 1 };
         Attr {
             ino,
             size: node.size,
-            blocks: match node.kind {
-                Kind::File => blocks(posix.allocated, node.size),
-                _ => 0,
-            },
+            blocks,
             atime,
             mtime,
             ctime,
             atimensec,
             mtimensec,
             ctimensec,
-            mode: type_bits(node.kind) | node.mode & MODE_BITS,
-            nlink: node.nlink,
-            uid: node.uid,
-            gid: node.gid,
-            rdev: posix.rdev,
+            mode: type_bits(node.kind) | mode,
+            nlink: posix.map_or(nlink_in_bucket, |_| node.nlink),
+            uid,
+            gid,
+            rdev: posix.map_or(0, |posix| posix.rdev),
+            // What programs take as their buffer size; a larger one costs every small file an allocation.
             blksize: CHUNK_BYTES,
             flags: 0,
         }

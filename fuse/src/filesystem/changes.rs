@@ -46,10 +46,8 @@ impl Inner {
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
             let operation = attempt.operation;
-            match this.make(attempt).await {
-                Ok((node, changed)) => answer(&this, &node, &changed, reply),
-                Err(error) => this.failures.answer(reply, operation, &error),
-            }
+            let made = this.make(attempt).await;
+            this.answer_with(operation, made, reply, |(node, changed), reply| answer(&this, &node, &changed, reply));
         });
     }
 

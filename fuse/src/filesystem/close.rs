@@ -15,11 +15,11 @@ impl Inner {
         if self.files.has_no_open() {
             return reply.error(libc::ENOSYS);
         }
-        if self.files.is_lost(fh) {
+        if self.files.lost.contains(fh) {
             return reply.error(libc::EIO);
         }
         let inode = self.root.to_namespace(kernel_node);
-        let handle = self.files.get(fh).filter(|handle| handle.file.is_dirty_for(lock_owner));
+        let handle = self.files.handles.get(fh).filter(|handle| handle.file.is_dirty_for(lock_owner));
         let has_locks = self.ends_locks(inode, fh, lock_owner);
         if handle.is_none() && !has_locks {
             return reply.done();
@@ -33,24 +33,24 @@ impl Inner {
             if has_locks {
                 this.unlock_closed(inode, lock_owner).await;
             }
-            this.answer_flushed("close", flushed, reply);
+            this.answer_done("close", flushed, reply);
         });
     }
 
     pub(super) fn fsync(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
-        if self.files.is_lost(fh) {
+        if self.files.lost.contains(fh) {
             return reply.error(libc::EIO);
         }
-        let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
+        let Some(handle) = self.files.handles.get(fh).filter(|handle| !handle.file.is_read_only()) else {
             return self.settle(kernel_node, reply);
         };
         let this = Arc::clone(self);
         if let Some(sync) = handle.file.local_sync() {
-            return reply.defer_blocking(move |reply| this.answer_flushed("fsync", sync.run(), reply));
+            return reply.defer_blocking(move |reply| this.answer_done("fsync", sync.run(), reply));
         }
         reply.run_uninterruptible(move |reply| async move {
             let synced = handle.file.sync().await.map(|effects| this.apply_effects(effects));
-            this.answer_flushed("fsync", synced, reply);
+            this.answer_done("fsync", synced, reply);
         });
     }
 
@@ -63,15 +63,8 @@ impl Inner {
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
             let settled = this.client.metadata().settle(inode).await;
-            this.answer_flushed("fsync", settled, reply);
+            this.answer_done("fsync", settled, reply);
         });
-    }
-
-    fn answer_flushed(&self, operation: &str, flushed: Result<(), ClientError>, reply: Reply) {
-        match flushed {
-            Ok(()) => reply.done(),
-            Err(error) => self.failures.answer(reply, operation, &error),
-        }
     }
 
     /// The last descriptor is closed. What a mapping wrote after the last flush is flushed now, before the locks end.

@@ -9,7 +9,8 @@ use crate::kernel::{CopyRange, Reply};
 
 impl Inner {
     pub(super) fn copy_file_range(self: &Arc<Self>, range: CopyRange, reply: Reply) {
-        let (Some(from), Some(to)) = (self.files.get(range.from_fh), self.files.get(range.to_fh)) else {
+        let (Some(from), Some(to)) = (self.files.handles.get(range.from_fh), self.files.handles.get(range.to_fh))
+        else {
             return reply.error(libc::EOPNOTSUPP);
         };
         if !to.file.can_copy_from(&from.file) {
@@ -19,10 +20,7 @@ impl Inner {
         reply.defer_until_interrupted(move |reply, interrupted| async move {
             let copied = to.file.copy_from(&from.file, range.from, range.to, range.length, &interrupted).await;
             this.changed_by(to.how.node);
-            match copied {
-                Ok(copied) => reply.copied(copied, range.count),
-                Err(error) => this.failures.answer(reply, "copy_file_range", &error),
-            }
+            this.answer_with("copy_file_range", copied, reply, |copied, reply| reply.copied(copied, range.count));
         });
     }
 }

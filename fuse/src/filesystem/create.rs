@@ -160,10 +160,7 @@ impl Inner {
                 }
                 Err(error) => Err(error),
             };
-            match created {
-                Ok(created) => this.answer_created(created, flags, reply),
-                Err(error) => this.failures.answer(reply, "tmpfile", &error),
-            }
+            this.answer_with("tmpfile", created, reply, |created, reply| this.answer_created(created, flags, reply));
         });
     }
 

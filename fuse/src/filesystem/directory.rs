@@ -13,6 +13,7 @@ use std::sync::Arc;
 use cavern_client::journal::Slot;
 use cavern_client::{ClientError, Node, OpenInode};
 use cavern_posix::mode::type_bits;
+use cavern_proto::journal::{HandleRecord, PositionRecord};
 use parking_lot::Mutex;
 
 use super::parts::Inner;
@@ -20,7 +21,7 @@ use crate::invalidation::Listing;
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
-use crate::mount_journal::{HandleRecord, PositionRecord};
+use crate::mount_journal;
 use cookies::BEGINNING;
 use cursor::{Cursor, Fetch, Position};
 use table::DirectoryHandle;
@@ -70,10 +71,8 @@ impl Inner {
                 let kept = this.client.metadata().keep_directory(&node).await?;
                 Ok::<_, ClientError>((node, kept))
             };
-            match opened.await {
-                Ok((node, kept)) => this.opened_directory(&node, kept, reply),
-                Err(error) => this.failures.answer(reply, "opendir", &error),
-            }
+            let opened = opened.await;
+            this.answer_with("opendir", opened, reply, |(node, kept), reply| this.opened_directory(&node, kept, reply));
         });
     }
 
@@ -118,7 +117,7 @@ impl Inner {
     }
 
     pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: ReaddirKind, reply: Reply) {
-        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.files.errno(fh)) };
+        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.files.lost.errno(fh)) };
         let size = READ_MAX.min(size as usize);
         if offset == 0 {
             // rewinddir(3) must show the directory anew.
@@ -137,10 +136,8 @@ impl Inner {
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match this.readdir_waiting(&handle, offset, size, form).await {
-                Ok(answer) => this.give(&handle, fh, &answer, form, reply),
-                Err(error) => this.failures.answer(reply, "readdir", &error),
-            }
+            let answer = this.readdir_waiting(&handle, offset, size, form).await;
+            this.answer_with("readdir", answer, reply, |answer, reply| this.give(&handle, fh, &answer, form, reply));
         });
     }
 
@@ -183,7 +180,7 @@ impl Inner {
             let given = cursor.window_after(answer.offset, answer.entries);
             let given = given.map(|(cookie, node)| (*cookie, node.name.to_vec()));
             let (cookies, names) = before.into_iter().chain(given).unzip();
-            PositionRecord::new(number, cookies, names)
+            mount_journal::position_record(number, cookies, names)
         });
     }
 
@@ -203,7 +200,7 @@ impl Inner {
         let (begun, _) = self.invalidations.listings().begin(node.inode);
         let slot = position.map(|(slot, position)| {
             let mut names = names.lock();
-            position.given().for_each(|(cookie, name)| names.given_before(cookie, name));
+            mount_journal::given(&position).for_each(|(cookie, name)| names.given_before(cookie, name));
             slot
         });
         let handle = DirectoryHandle {

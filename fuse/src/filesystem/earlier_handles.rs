@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use cavern_client::Journal;
 use cavern_client::journal::Slot;
+use cavern_proto::journal::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 use prost::Message;
-
-use crate::mount_journal::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 
 /// What the process before has left of its handles.
 pub struct EarlierHandles {

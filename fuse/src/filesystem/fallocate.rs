@@ -26,17 +26,14 @@ fn allocation(mode: u32) -> Option<Allocation> {
 
 impl Inner {
     pub(super) fn fallocate(self: &Arc<Self>, fh: u64, offset: u64, length: u64, mode: u32, reply: Reply) {
-        let Some(handle) = self.files.get(fh) else { return reply.error(self.files.errno(fh)) };
+        let Some(handle) = self.files.handles.get(fh) else { return reply.error(self.files.lost.errno(fh)) };
         let Some(end) = offset.checked_add(length).filter(|_| length > 0) else { return reply.error(libc::EINVAL) };
         let Some(how) = allocation(mode) else { return reply.error(libc::EOPNOTSUPP) };
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
             let allocated = handle.file.allocate(offset..end, how).await;
             this.changed_by(handle.how.node);
-            match allocated {
-                Ok(()) => reply.done(),
-                Err(error) => this.failures.answer(reply, "fallocate", &error),
-            }
+            this.answer_done("fallocate", allocated, reply);
         });
     }
 }

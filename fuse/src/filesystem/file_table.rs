@@ -19,9 +19,9 @@ use super::passthrough::Passthrough;
 ///
 /// It has no lock of its own: each part has one, and none is taken under another but as the part says.
 pub struct FileTable {
-    handles: Handles<OpenHandle>,
+    pub handles: Handles<OpenHandle>,
     /// Handles of a process before this one that could not be had again.
-    lost: LostHandles,
+    pub lost: LostHandles,
     /// `fuse.no_open`: files are read by inode.
     pub unopened: Option<NoOpenHandles>,
     /// With directories of fs-mode mounts.
@@ -46,11 +46,6 @@ impl FileTable {
         }
     }
 
-    /// From now on numbers of handles are others than those of processes before.
-    pub fn begin_epoch(&self, epoch: u64) {
-        self.handles.begin_epoch(epoch);
-    }
-
     /// Whether the kernel opens and closes files by itself.
     pub fn has_no_open(&self) -> bool {
         self.unopened.is_some()
@@ -61,32 +56,9 @@ impl FileTable {
         self.handles.len() + self.unopened.as_ref().map_or(0, NoOpenHandles::len)
     }
 
-    /// A number for a handle that is about to be entered.
-    pub fn reserve(&self) -> u64 {
-        self.handles.reserve()
-    }
-
     /// Enters a handle under a number of its own.
     pub fn insert(&self, number: u64, handle: OpenHandle) {
         self.handles.insert(number, Arc::new(handle));
-    }
-
-    pub fn get(&self, number: u64) -> Option<Arc<OpenHandle>> {
-        self.handles.get(number)
-    }
-
-    /// A handle that the kernel has could not be had again, of one of its nodes, if that is of an fs-mode mount.
-    pub fn lose(&self, number: u64, node: Option<u64>) {
-        self.lost.add(number, node);
-    }
-
-    pub fn is_lost(&self, number: u64) -> bool {
-        self.lost.contains(number)
-    }
-
-    /// What a request is answered whose handle is not there, be it of a file or of a directory.
-    pub fn errno(&self, number: u64) -> i32 {
-        self.lost.errno(number)
     }
 
     /// The version of an object that is open here, or what is kept for one who is about to open it; by inode of the

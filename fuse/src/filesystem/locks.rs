@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END};
+use cavern_proto::journal::LockRecord;
 use cavern_proto::master::{Lock, LockKind, LockType};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -26,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use super::parts::Inner;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
-use crate::mount_journal::LockRecord;
 use descriptions::Unlock;
 
 /// A file that seems to be locked by what was closed before is looked at again for so long: the RELEASE may be read by
@@ -100,10 +100,8 @@ impl Inner {
             }
             // It may be of what is closed already.
             reply.defer(move |reply| async move {
-                match this.find_lock(inode, &request, lock).await {
-                    Ok(lock) => reply.lock(found(lock.as_ref(), request.lock)),
-                    Err(error) => this.failures.answer(reply, "getlk", &error),
-                }
+                let lock = this.find_lock(inode, &request, lock).await;
+                this.answer_with("getlk", lock, reply, |lock, reply| reply.lock(found(lock.as_ref(), request.lock)));
             });
         });
     }
@@ -141,10 +139,7 @@ impl Inner {
                     LockType::Unlocked => this.unlock(inode, &request, lock).await,
                     _ => this.lock(inode, &request, lock, wait.then_some(&interrupted)).await,
                 };
-                match made {
-                    Ok(()) => reply.done(),
-                    Err(error) => this.failures.answer(reply, "lock", &error),
-                }
+                this.answer_done("lock", made, reply);
             });
         });
     }
@@ -190,7 +185,7 @@ impl Inner {
     /// Who has a file locked sees what others have written to it. A handle whose file the kernel reads by itself does
     /// not, when that has got other blocks since it was opened.
     async fn check_read(&self, inode: u64, handle: u64) -> Result<(), ClientError> {
-        let Some(handle) = self.files.get(handle) else { return Ok(()) };
+        let Some(handle) = self.files.handles.get(handle) else { return Ok(()) };
         let Some((block, _)) = &handle.how.block else { return Ok(()) };
         if handle.file.reads_current(block).await? {
             return Ok(());
@@ -222,7 +217,7 @@ impl Inner {
 
     /// What was written under a lock is committed before it ends, so that the next to have it sees that.
     async fn unlock(&self, inode: u64, request: &LockRequest, lock: Lock) -> Result<(), ClientError> {
-        let committed = match self.files.get(request.fh).filter(|handle| handle.file.is_dirty()) {
+        let committed = match self.files.handles.get(request.fh).filter(|handle| handle.file.is_dirty()) {
             Some(handle) => self.flush_file(&handle.file).await,
             None => Ok(()),
         };

@@ -14,16 +14,14 @@ impl Inner {
             libc::SEEK_HOLE => Seek::Hole,
             _ => return reply.error(libc::EINVAL),
         };
-        let Some(handle) = self.files.get(fh) else { return reply.error(self.files.errno(fh)) };
+        let Some(handle) = self.files.handles.get(fh) else { return reply.error(self.files.lost.errno(fh)) };
         if let Some(found) = handle.file.seek_now(offset, what) {
             return answer_found(found, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match handle.file.seek(offset, what).await {
-                Ok(found) => answer_found(found, reply),
-                Err(error) => this.failures.answer(reply, "lseek", &error),
-            }
+            let found = handle.file.seek(offset, what).await;
+            this.answer_with("lseek", found, reply, answer_found);
         });
     }
 }

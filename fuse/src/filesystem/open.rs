@@ -15,8 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Access, ClientError, File, KernelBlock, Node, Opened, is_of_this_process};
+use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
 use cavern_conf::host;
+use cavern_proto::journal::{HandleRecord, KernelBlock};
 
 use super::open_handle::OpenHandle;
 use super::open_nodes::{Conflict, IoMode, OpenIntent};
@@ -25,7 +26,6 @@ use super::passthrough::BackingFile;
 use crate::aliases::number_of;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
-use crate::mount_journal::HandleRecord;
 use crate::trace::Target;
 
 /// For how long the file of a block is waited for, so that the kernel may read it by itself. Less than anybody notices;
@@ -274,7 +274,7 @@ impl Inner {
     /// Enters an open file; its number is for the kernel.
     pub(super) fn enter(&self, file: File, how: IoMode, appends: bool, reply: &Reply) -> u64 {
         self.close_earlier(reply);
-        let number = self.files.reserve();
+        let number = self.files.handles.reserve();
         let record = HandleRecord {
             number,
             inode: file.inode(),

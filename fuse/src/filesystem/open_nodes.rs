@@ -9,7 +9,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cavern_client::{KernelBlock, KernelReads};
+use cavern_client::KernelReads;
+use cavern_proto::journal::KernelBlock;
 use parking_lot::Mutex;
 
 use super::passthrough::BackingFile;

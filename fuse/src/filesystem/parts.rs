@@ -25,6 +25,7 @@ use super::generations::Generations;
 use super::locks::handle_locks::HandleLocks;
 use super::trace_file::TraceFile;
 use crate::invalidation::Invalidations;
+use crate::kernel::Reply;
 use crate::mount_journal::MountJournal;
 use crate::root::Root;
 
@@ -67,8 +68,8 @@ impl Inner {
     ) -> Self {
         let (files, directories) = (FileTable::new(conf), DirectoryTable::default());
         if let Some(journal) = &journal {
-            files.begin_epoch(journal.epoch());
-            directories.begin_epoch(journal.epoch());
+            files.handles.begin_epoch(journal.epoch());
+            directories.handles.begin_epoch(journal.epoch());
         }
         let features = Features { xattrs: conf.xattrs != Choice::Off, posix_acl: conf.posix_acl, direct: conf.direct };
         let generations = Generations::new(&client.pool().cluster_id());
@@ -115,5 +116,24 @@ impl Inner {
     /// The version of an object that is open here, or what is kept for one who is about to open it.
     pub(super) fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
         self.files.node(self.root.to_namespace(kernel_node))
+    }
+
+    /// Answers with what was done, or with the error.
+    pub(super) fn answer_with<T>(
+        &self,
+        operation: &str,
+        result: Result<T, ClientError>,
+        reply: Reply,
+        answer: impl FnOnce(T, Reply),
+    ) {
+        match result {
+            Ok(done) => answer(done, reply),
+            Err(error) => self.failures.answer(reply, operation, &error),
+        }
+    }
+
+    /// Answers that it is done, or with the error.
+    pub(super) fn answer_done(&self, operation: &str, result: Result<(), ClientError>, reply: Reply) {
+        self.answer_with(operation, result, reply, |(), reply| reply.done());
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct ReadArgs {
 impl Inner {
     pub(super) fn read(self: &Arc<Self>, kernel_node: u64, fh: u64, read: ReadArgs, reply: Reply, payload: &mut [u8]) {
         let handle = match &self.files.unopened {
-            None => self.files.get(fh),
+            None => self.files.handles.get(fh),
             Some(unopened) => {
                 let make = || self.client.open_unchecked(&self.known_node(kernel_node)?).map(OpenHandle::new);
                 let handle = unopened.get(self.root.to_namespace(kernel_node), make);
@@ -39,7 +39,7 @@ impl Inner {
                 handle
             }
         };
-        let Some(handle) = handle else { return reply.error(self.files.errno(fh)) };
+        let Some(handle) = handle else { return reply.error(self.files.lost.errno(fh)) };
         let ReadArgs { offset, size, is_kept } = read;
         if is_kept && let Some(copies) = handle.file.page_cache_hint() {
             copies.set();

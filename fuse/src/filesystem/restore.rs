@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cavern_client::journal::Slot;
 use cavern_client::{ClientError, InvalidationSink as _, is_of_this_process};
+use cavern_proto::journal::{HandleRecord, PositionRecord};
 use futures::stream::{self, StreamExt as _};
 use tokio::task::spawn_blocking;
 use tracing::warn;
@@ -17,7 +18,6 @@ use super::open_nodes::IoMode;
 use super::parts::Inner;
 use crate::aliases::node_of;
 use crate::kernel::Connection;
-use crate::mount_journal::{HandleRecord, PositionRecord};
 
 /// Handles that are opened at a time.
 const AT_A_TIME: usize = 64;
@@ -40,7 +40,7 @@ impl Inner {
                 let node = self.restore_node(&record);
                 if let Err(error) = self.restore_handle(&record, node, slot, position).await {
                     warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
-                    self.files.lose(record.number, node);
+                    self.files.lost.add(record.number, node);
                 }
             }
         });

@@ -57,13 +57,11 @@ impl Inner {
         }
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
-            match this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await {
-                Ok(node) => {
-                    this.changed_by(Some(kernel_node));
-                    reply.attr(&this.attributes_at(kernel_node, &node));
-                }
-                Err(error) => this.failures.answer(reply, "setattr", &error),
-            }
+            let set = this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await;
+            this.answer_with("setattr", set, reply, |node, reply| {
+                this.changed_by(Some(kernel_node));
+                reply.attr(&this.attributes_at(kernel_node, &node));
+            });
         });
     }
 

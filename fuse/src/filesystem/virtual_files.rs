@@ -10,6 +10,7 @@ use std::sync::Arc;
 use cavern_client::Node;
 use cavern_conf::host;
 
+use super::attr_defaults::time;
 use super::directory::ReaddirKind;
 use super::export::Handle;
 use super::parts::Inner;
@@ -89,8 +90,7 @@ impl Inner {
     }
 
     fn virtual_attr(&self, node: u64) -> Attr {
-        let now = host::wall_ns();
-        let (seconds, nanoseconds) = (now.div_euclid(1_000_000_000) as u64, now.rem_euclid(1_000_000_000) as u32);
+        let (seconds, nanoseconds) = time(host::wall_ns());
         let owner = &self.attr_defaults.bucket;
         Attr {
             ino: node,
@@ -122,7 +122,7 @@ impl Inner {
             return reply.error(libc::EROFS);
         }
         // After those of processes before, whose handles may still be closed.
-        let number = self.files.reserve();
+        let number = self.files.handles.reserve();
         self.trace.open.insert(number, Arc::new(self.trace_text()));
         // Whatever the attributes say of its size, all of it is read.
         if reply.opened(number, fopen::DIRECT_IO | fopen::NOFLUSH) == Delivery::Refused {

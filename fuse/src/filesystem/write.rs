@@ -27,8 +27,8 @@ pub(super) struct WriteArgs {
 
 impl Inner {
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: WriteArgs, reply: Reply) {
-        let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
-            return reply.error(self.files.errno(fh));
+        let Some(handle) = self.files.handles.get(fh).filter(|handle| !handle.file.is_read_only()) else {
+            return reply.error(self.files.lost.errno(fh));
         };
         if how.appends && handle.appends {
             return self.append(handle, offset, data, how, reply);
@@ -41,10 +41,10 @@ impl Inner {
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
         reply.run_uninterruptible(move |reply| async move {
-            match this.write_file(&handle.file, offset, data, how, loses).await {
-                Ok(()) => this.answer_written(&handle, (offset, size), &how, reply),
-                Err(error) => this.failures.answer(reply, "write", &error),
-            }
+            let written = this.write_file(&handle.file, offset, data, how, loses).await;
+            this.answer_with("write", written, reply, |(), reply| {
+                this.answer_written(&handle, (offset, size), &how, reply)
+            });
         });
     }
 
@@ -75,12 +75,9 @@ impl Inner {
                 this.write_file(file, end.offset, data, how, loses).await?;
                 Ok((end, noted))
             };
-            match written.await {
-                Ok((end, noted)) => {
-                    this.answer_appended(&handle, (believed, end.offset, size), &how, reply.keeping(noted));
-                }
-                Err(error) => this.failures.answer(reply, "write", &error),
-            }
+            this.answer_with("write", written.await, reply, |(end, noted), reply| {
+                this.answer_appended(&handle, (believed, end.offset, size), &how, reply.keeping(noted));
+            });
         });
     }
 

@@ -197,10 +197,8 @@ impl Inner {
     ) {
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match this.client.metadata().xattrs(inode).await {
-                Ok(xattrs) => answer(&xattrs, reply),
-                Err(error) => this.failures.answer(reply, operation, &error),
-            }
+            let xattrs = this.client.metadata().xattrs(inode).await;
+            this.answer_with(operation, xattrs, reply, |xattrs, reply| answer(&xattrs, reply));
         });
     }
 
@@ -217,10 +215,7 @@ impl Inner {
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match this.node(kernel_node).await {
-                Ok(node) => answer(&this, &node, reply),
-                Err(error) => this.failures.answer(reply, operation, &error),
-            }
+            this.answer_with(operation, this.node(kernel_node).await, reply, |node, reply| answer(&this, &node, reply));
         });
     }
 }

@@ -75,7 +75,6 @@ pub mod init {
     pub const DONT_MASK: u64 = 1 << 6;
     pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
-    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const POSIX_ACL: u64 = 1 << 20;
@@ -133,7 +132,6 @@ pub mod fattr {
     pub const SIZE: u32 = 1 << 3;
     pub const ATIME: u32 = 1 << 4;
     pub const MTIME: u32 = 1 << 5;
-    pub const FH: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
     pub const LOCKOWNER: u32 = 1 << 9;
@@ -150,7 +148,6 @@ pub mod statx {
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
-    pub const DELETE: i32 = 6;
     /// What was read and not answered is sent once more (Linux 6.9 and later).
     pub const RESEND: i32 = 7;
     /// Every name that the kernel knows is looked up again (Linux 6.16 and later).
@@ -341,7 +338,6 @@ wire! {
     struct Dirent { ino: u64, off: u64, namelen: u32, kind: u32 }
     struct NotifyInvalInodeOut { node: u64, off: i64, len: i64 }
     struct NotifyInvalEntryOut { parent: u64, namelen: u32, flags: u32 }
-    struct NotifyDeleteOut { parent: u64, child: u64, namelen: u32, padding: u32 }
 }
 
 #[cfg(test)]
@@ -374,6 +370,5 @@ mod tests {
         assert_eq!(size_of::<InitOut>(), 64);
         assert_eq!(size_of::<Dirent>(), 24);
         assert_eq!(size_of::<NotifyInvalEntryOut>(), 16);
-        assert_eq!(size_of::<NotifyDeleteOut>(), 24);
     }
 }

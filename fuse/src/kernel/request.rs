@@ -28,172 +28,66 @@ pub struct Request<'a> {
 }
 
 /// What is asked for. Names are without their terminating zero; `fh` is what OPEN or OPENDIR answered.
+///
+/// - `Statx`: GETATTR with the time of birth.
+/// - `Read`: with `is_kept` the kernel keeps what it gets, in pages.
+/// - `Mknod`, and what else makes something: `mode` with the file's type; the caller's umask may have been applied.
+/// - `Link`: another name for `inode`, in the directory that the request is about.
+/// - `Rename`, `Setxattr`, `Fallocate`, `Lseek`: `flags`, `mode` and `whence` as of renameat2(2), setxattr(2),
+///   fallocate(2) and, for SEEK_DATA and SEEK_HOLE, lseek(2).
+/// - `Setxattr`: with `clears_set_group_id` it is an access list, and the caller is not in the file's group.
+/// - `Create`, `Tmpfile`: make a regular file and open it, the latter without a name in a directory (O_TMPFILE).
+/// - `Setlk`: with `wait`, for as long as somebody else has it locked.
+/// - `Write`: `flags` as of open(2), as the file has them now. With `kill_privileges` set-user-ID and the like are to
+///   go: the writer may not keep them. `writer` is as FLUSH names whoever closes; there is none where pages are
+///   written: with it, the kernel's pages are not.
+/// - `Flush`: a descriptor is closed, one of several, perhaps; locks of fcntl(2) of `lock_owner` end with that.
+/// - `CopyFileRange`: bytes of one open file to another, or to elsewhere in the same.
+/// - `Unsupported`: what this file system leaves to the kernel, or that is newer than it.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    Init {
-        major: u32,
-        minor: u32,
-        max_readahead: u32,
-        flags: u64,
-    },
+    Init { major: u32, minor: u32, max_readahead: u32, flags: u64 },
     Destroy,
-    Interrupt {
-        unique: u64,
-    },
-    Forget {
-        nlookup: u64,
-    },
+    Interrupt { unique: u64 },
+    Forget { nlookup: u64 },
     BatchForget(Forgets<'a>),
-    Lookup {
-        name: &'a [u8],
-    },
+    Lookup { name: &'a [u8] },
     Getattr,
-    /// GETATTR with the time of birth.
     Statx,
     Readlink,
-    Open {
-        flags: u32,
-    },
-    Read {
-        fh: u64,
-        offset: u64,
-        size: u32,
-        /// The kernel keeps what it gets, in pages.
-        is_kept: bool,
-    },
-    Release {
-        fh: u64,
-    },
+    Open { flags: u32 },
+    Read { fh: u64, offset: u64, size: u32, is_kept: bool },
+    Release { fh: u64 },
     Opendir,
-    Readdir {
-        fh: u64,
-        offset: u64,
-        size: u32,
-    },
-    Readdirplus {
-        fh: u64,
-        offset: u64,
-        size: u32,
-    },
-    Releasedir {
-        fh: u64,
-    },
+    Readdir { fh: u64, offset: u64, size: u32 },
+    Readdirplus { fh: u64, offset: u64, size: u32 },
+    Releasedir { fh: u64 },
     Statfs,
-    Access {
-        mask: u32,
-    },
-    Getxattr {
-        name: &'a [u8],
-        size: u32,
-    },
-    Listxattr {
-        size: u32,
-    },
-    /// `mode` with the file's type; the caller's umask may have been applied, here as in the following.
-    Mknod {
-        name: &'a [u8],
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-    },
-    Mkdir {
-        name: &'a [u8],
-        mode: u32,
-        umask: u32,
-    },
-    Symlink {
-        name: &'a [u8],
-        target: &'a [u8],
-    },
-    /// Another name for the inode `inode`, in the directory that the request is about.
-    Link {
-        inode: u64,
-        name: &'a [u8],
-    },
-    Unlink {
-        name: &'a [u8],
-    },
-    Rmdir {
-        name: &'a [u8],
-    },
-    /// `flags` as of renameat2(2).
-    Rename {
-        name: &'a [u8],
-        new_parent: u64,
-        new_name: &'a [u8],
-        flags: u32,
-    },
+    Access { mask: u32 },
+    Getxattr { name: &'a [u8], size: u32 },
+    Listxattr { size: u32 },
+    Mknod { name: &'a [u8], mode: u32, umask: u32, rdev: u32 },
+    Mkdir { name: &'a [u8], mode: u32, umask: u32 },
+    Symlink { name: &'a [u8], target: &'a [u8] },
+    Link { inode: u64, name: &'a [u8] },
+    Unlink { name: &'a [u8] },
+    Rmdir { name: &'a [u8] },
+    Rename { name: &'a [u8], new_parent: u64, new_name: &'a [u8], flags: u32 },
     Setattr(NewAttributes),
-    Setxattr {
-        name: &'a [u8],
-        value: &'a [u8],
-        /// As of setxattr(2).
-        flags: u32,
-        /// With an access list: the caller is not in the file's group.
-        clears_set_group_id: bool,
-    },
-    Removexattr {
-        name: &'a [u8],
-    },
-    /// Makes a regular file and opens it.
-    Create {
-        name: &'a [u8],
-        mode: u32,
-        umask: u32,
-        flags: u32,
-    },
-    /// Makes a regular file without a name in a directory, and opens it: O_TMPFILE of open(2).
-    Tmpfile {
-        mode: u32,
-        umask: u32,
-        flags: u32,
-    },
+    Setxattr { name: &'a [u8], value: &'a [u8], flags: u32, clears_set_group_id: bool },
+    Removexattr { name: &'a [u8] },
+    Create { name: &'a [u8], mode: u32, umask: u32, flags: u32 },
+    Tmpfile { mode: u32, umask: u32, flags: u32 },
     Getlk(LockRequest),
-    Setlk {
-        request: LockRequest,
-        /// For as long as somebody else has it locked.
-        wait: bool,
-    },
-    /// `flags` as of open(2), as the file has them now.
-    Write {
-        fh: u64,
-        offset: u64,
-        data: &'a [u8],
-        flags: u32,
-        /// Set-user-ID and the like are to go: the writer may not keep them.
-        kill_privileges: bool,
-        /// As FLUSH names whoever closes; not where pages are written: with it, the kernel's pages are not.
-        writer: Option<u64>,
-    },
-    /// A descriptor of the file is closed: one of several, perhaps.
-    Flush {
-        fh: u64,
-        /// Whose locks of fcntl(2) end with that.
-        lock_owner: u64,
-    },
-    Fsync {
-        fh: u64,
-    },
+    Setlk { request: LockRequest, wait: bool },
+    Write { fh: u64, offset: u64, data: &'a [u8], flags: u32, kill_privileges: bool, writer: Option<u64> },
+    Flush { fh: u64, lock_owner: u64 },
+    Fsync { fh: u64 },
     Fsyncdir,
-    /// `mode` as of fallocate(2).
-    Fallocate {
-        fh: u64,
-        offset: u64,
-        length: u64,
-        mode: u32,
-    },
-    /// SEEK_DATA and SEEK_HOLE of lseek(2).
-    Lseek {
-        fh: u64,
-        offset: u64,
-        whence: u32,
-    },
-    /// Copies bytes of one open file to another, or to elsewhere in the same.
+    Fallocate { fh: u64, offset: u64, length: u64, mode: u32 },
+    Lseek { fh: u64, offset: u64, whence: u32 },
     CopyFileRange(CopyRange),
-    /// An operation that this file system leaves to the kernel, or that is newer than it.
-    Unsupported {
-        opcode: u32,
-    },
+    Unsupported { opcode: u32 },
 }
 
 /// What a COPY_FILE_RANGE copies: from the file that the request is about. The kernel has cut it at that file's end,

@@ -5,83 +5,66 @@ use std::time::Duration;
 
 use super::request::Operation;
 
-/// Kinds of requests as the metrics name them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum RequestKind {
-    Lookup,
-    Getattr,
-    Readlink,
-    Open,
-    Read,
-    Release,
-    Opendir,
-    Readdir,
-    Readdirplus,
-    Releasedir,
-    Statfs,
-    Access,
-    Xattr,
-    Mknod,
-    Mkdir,
-    Symlink,
-    Link,
-    Unlink,
-    Rmdir,
-    Rename,
-    Setattr,
-    Setxattr,
-    Removexattr,
-    Create,
-    Tmpfile,
-    Write,
-    Copy,
-    Flush,
-    Fsync,
-    Fallocate,
-    Lseek,
-    Lock,
-    Other,
+macro_rules! request_kinds {
+    ($($kind:ident = $name:literal,)+) => {
+        /// Kinds of requests as the metrics name them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum RequestKind {
+            $($kind,)+
+        }
+
+        impl RequestKind {
+            /// All, in the order of their numbers.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$kind),+];
+
+            /// Label of the metrics.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)+
+                }
+            }
+        }
+    };
+}
+
+request_kinds! {
+    Lookup = "lookup",
+    Getattr = "getattr",
+    Readlink = "readlink",
+    Open = "open",
+    Read = "read",
+    Release = "release",
+    Opendir = "opendir",
+    Readdir = "readdir",
+    Readdirplus = "readdirplus",
+    Releasedir = "releasedir",
+    Statfs = "statfs",
+    Access = "access",
+    Xattr = "xattr",
+    Mknod = "mknod",
+    Mkdir = "mkdir",
+    Symlink = "symlink",
+    Link = "link",
+    Unlink = "unlink",
+    Rmdir = "rmdir",
+    Rename = "rename",
+    Setattr = "setattr",
+    Setxattr = "setxattr",
+    Removexattr = "removexattr",
+    Create = "create",
+    Tmpfile = "tmpfile",
+    Write = "write",
+    Copy = "copy_file_range",
+    Flush = "flush",
+    Fsync = "fsync",
+    Fallocate = "fallocate",
+    Lseek = "lseek",
+    Lock = "lock",
+    Other = "other",
 }
 
 impl RequestKind {
-    /// All, in the order of their numbers.
-    pub const ALL: [Self; 33] = [
-        Self::Lookup,
-        Self::Getattr,
-        Self::Readlink,
-        Self::Open,
-        Self::Read,
-        Self::Release,
-        Self::Opendir,
-        Self::Readdir,
-        Self::Readdirplus,
-        Self::Releasedir,
-        Self::Statfs,
-        Self::Access,
-        Self::Xattr,
-        Self::Mknod,
-        Self::Mkdir,
-        Self::Symlink,
-        Self::Link,
-        Self::Unlink,
-        Self::Rmdir,
-        Self::Rename,
-        Self::Setattr,
-        Self::Setxattr,
-        Self::Removexattr,
-        Self::Create,
-        Self::Tmpfile,
-        Self::Write,
-        Self::Copy,
-        Self::Flush,
-        Self::Fsync,
-        Self::Fallocate,
-        Self::Lseek,
-        Self::Lock,
-        Self::Other,
-    ];
-
     /// The kind of a decoded operation.
     pub fn of(operation: &Operation<'_>) -> Self {
         match operation {
@@ -118,45 +101,6 @@ impl RequestKind {
             Operation::Lseek { .. } => Self::Lseek,
             Operation::Getlk(_) | Operation::Setlk { .. } => Self::Lock,
             _ => Self::Other,
-        }
-    }
-
-    /// Label of the metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lookup => "lookup",
-            Self::Getattr => "getattr",
-            Self::Readlink => "readlink",
-            Self::Open => "open",
-            Self::Read => "read",
-            Self::Release => "release",
-            Self::Opendir => "opendir",
-            Self::Readdir => "readdir",
-            Self::Readdirplus => "readdirplus",
-            Self::Releasedir => "releasedir",
-            Self::Statfs => "statfs",
-            Self::Access => "access",
-            Self::Xattr => "xattr",
-            Self::Mknod => "mknod",
-            Self::Mkdir => "mkdir",
-            Self::Symlink => "symlink",
-            Self::Link => "link",
-            Self::Unlink => "unlink",
-            Self::Rmdir => "rmdir",
-            Self::Rename => "rename",
-            Self::Setattr => "setattr",
-            Self::Setxattr => "setxattr",
-            Self::Removexattr => "removexattr",
-            Self::Create => "create",
-            Self::Tmpfile => "tmpfile",
-            Self::Write => "write",
-            Self::Copy => "copy_file_range",
-            Self::Flush => "flush",
-            Self::Fsync => "fsync",
-            Self::Fallocate => "fallocate",
-            Self::Lseek => "lseek",
-            Self::Lock => "lock",
-            Self::Other => "other",
         }
     }
 }

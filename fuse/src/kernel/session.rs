@@ -108,8 +108,7 @@ pub enum SessionError {
 /// A running session. Dropping it does not end it: unmount, then [`Session::join`].
 #[derive(Debug)]
 pub struct Session {
-    agreement: Agreement,
-    channels: Vec<Arc<Channel>>,
+    connection: Connection,
     in_flight: Arc<InFlight>,
     observation: Arc<Observation>,
     ended: CancellationToken,
@@ -155,7 +154,7 @@ impl Connection {
         self.agreement
     }
 
-    /// For messages to the kernel before any request is read.
+    /// For messages to the kernel that answer nothing.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.channels[0]))
     }
@@ -189,11 +188,10 @@ impl Session {
         filesystem: Arc<F>,
         runtime: Handle,
     ) -> Result<Self, SessionError> {
-        let Connection { channels, agreement } = connection;
         let observation = Arc::new(Observation::default());
         let in_flight = Arc::new(InFlight::new(runtime, Arc::clone(&observation)));
-        let mut session =
-            Self { agreement, channels, in_flight, observation, ended: CancellationToken::new(), loops: Vec::new() };
+        let ended = CancellationToken::new();
+        let mut session = Self { connection, in_flight, observation, ended, loops: Vec::new() };
         for number in 0..options.threads.max(1) {
             session.start_loop(number, &filesystem)?;
         }
@@ -201,8 +199,9 @@ impl Session {
     }
 
     fn start_loop<F: Filesystem>(&mut self, number: usize, filesystem: &Arc<F>) -> Result<(), SessionError> {
+        let channels = &self.connection.channels;
         let event_loop = EventLoop {
-            channel: Arc::clone(&self.channels[number % self.channels.len()]),
+            channel: Arc::clone(&channels[number % channels.len()]),
             in_flight: Arc::clone(&self.in_flight),
             filesystem: Arc::clone(filesystem),
             ended: self.ended.clone(),
@@ -215,13 +214,8 @@ impl Session {
         Ok(())
     }
 
-    /// All descriptors of the connection.
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.channels.iter().map(|channel| channel.descriptor())
-    }
-
-    pub fn agreement(&self) -> Agreement {
-        self.agreement
+    pub fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     /// Cancelled when the first event loop has found the connection gone.
@@ -235,11 +229,6 @@ impl Session {
 
     pub fn in_flight(&self) -> Arc<InFlight> {
         Arc::clone(&self.in_flight)
-    }
-
-    /// For messages to the kernel that answer nothing.
-    pub fn notifier(&self) -> Notifier {
-        Notifier::new(Arc::clone(&self.channels[0]))
     }
 
     /// Waits for the event loops: they end when the file system has been unmounted.

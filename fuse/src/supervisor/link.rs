@@ -1,15 +1,12 @@
 //! What a supervisor and its daemon say to each other: one byte, text, and descriptors in each message, over a socket
 //! that the daemon has as its standard input.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use cavern_net::descriptors;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
@@ -106,37 +103,19 @@ impl Link {
     }
 }
 
-fn send(socket: BorrowedFd<'_>, kind: Kind, text: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send(socket: BorrowedFd<'_>, kind: Kind, text: &[u8], passed: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
-    }
     let kind = [kind.byte()];
-    sendmsg(socket, &[IoSlice::new(&kind), IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    descriptors::send(socket, &[IoSlice::new(&kind), IoSlice::new(text)], passed, &mut space).map(drop)
 }
 
 fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Message>> {
-    let mut bytes = [0; TEXT_MAX];
+    let (mut bytes, mut passed) = ([0; TEXT_MAX], Vec::new());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let received = loop {
-        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            received => break received?.bytes,
-        }
-    };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = message {
-            descriptors.extend(passed);
-        }
-    }
+    let received = descriptors::receive(socket, &mut bytes, &mut passed, &mut space)?.bytes;
     let Some((kind, text)) = bytes[..received].split_first() else { return Ok(None) };
     let kind = Kind::of(*kind).ok_or_else(|| io::Error::other("a message of another version of cv"))?;
-    Ok(Some(Message { kind, text: String::from_utf8_lossy(text).into_owned(), descriptors }))
+    Ok(Some(Message { kind, text: String::from_utf8_lossy(text).into_owned(), descriptors: passed }))
 }
 
 #[cfg(test)]

@@ -61,8 +61,8 @@ impl Kernel {
         let identity = Identity { name: "played".to_owned(), place: String::new() };
         let client = runtime.block_on(Client::connect(&config, identity, Arc::clone(&invalidations) as _)).unwrap();
         let root = Arc::new(Root::new("/data", runtime.block_on(client.metadata().resolve("/data")).unwrap().inode));
-        let namespace =
-            Arc::new(Namespace::new(client.clone(), Arc::clone(&root), Arc::clone(&invalidations), &config.fuse));
+        let shared = Arc::clone(&invalidations);
+        let namespace = Arc::new(Namespace::new(client.clone(), Arc::clone(&root), shared, &config.fuse, None));
 
         let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let ((socket, device), (notifications, notified)) = (pair(), pair());
@@ -86,7 +86,7 @@ impl Kernel {
         let handle = kernel.runtime.handle().clone();
         kernel.session = Some(Session::start(device, &options, namespace, handle).unwrap());
         assert_eq!(kernel.answer().0, 0);
-        let agreement = kernel.session.as_ref().unwrap().agreement();
+        let agreement = kernel.session.as_ref().unwrap().connection().agreement();
         let notifier = Connection::new(vec![notified], agreement).unwrap().notifier();
         let inodes = Inodes { open: Box::new(Vec::new), forgotten: Box::new(|_| {}) };
         kernel.notifier = Some(kernel.invalidations.attach(notifier, root, inodes).unwrap());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_net::master::Stubs;
 use cavern_net::{NetError, WorkerPool};
-use cavern_proto::data::{BlockRef, Range, Status, query_reply, read_request};
+use cavern_proto::data::{BlockRef, Range, Status, SyncRequest, query_reply, read_request};
 use cavern_proto::master::ListWorkersRequest;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -51,7 +51,8 @@ impl Peers {
 
     /// Returns when blocks of a worker are on its disk.
     pub(super) async fn sync(&self, worker: u64, blocks: Vec<BlockRef>) -> Result<(), Refusal> {
-        self.pool.sync(worker, blocks, READ_TIMEOUT).await.map_err(unreachable)
+        let request = SyncRequest { blocks, failed: Vec::new() };
+        self.pool.sync(worker, request, READ_TIMEOUT).await.map_err(unreachable)
     }
 
     /// A range of a block of a worker, of at most [`READ_BYTES`].

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_conf::process::LogLimit;
+use cavern_net::Socket;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::data::WriteReply;
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES};
@@ -41,7 +42,6 @@ use super::outgoing::{Outgoing, Segment};
 use super::pacing::Pacing;
 use super::requests::{MAX_INFLIGHT_BYTES, Service};
 use super::roles::{self, Peer};
-use super::socket::Socket;
 use super::upload::Upload;
 use super::writes::Write;
 use crate::memory::{Budget, FREE_BYTES, RequestMemory, RequestShare, Share};

@@ -4,12 +4,12 @@ use std::io;
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_net::Socket;
 use cavern_proto::data::Status;
 use cavern_security::{Limit, OverLimit, TenantLimits, Tenants};
 use tokio::io::Interest;
 
 use super::outgoing::{Outgoing, Segment};
-use super::socket::Socket;
 use crate::memory::{kib_for_requests, part_of_tenant};
 use crate::request_error::Refusal;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
+use cavern_net::Socket;
 use cavern_security::{HandshakeSlot, HandshakeSlots, TenantConnection, TlsSocket, Transport};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
@@ -16,7 +17,6 @@ use super::limits;
 use super::outgoing::Outgoing;
 use super::pacing::Pacing;
 use super::roles::Peer;
-use super::socket::Socket;
 use crate::local_peers::LocalPeers;
 
 /// Connections at a time; more are closed at once, and their clients go to another worker.

@@ -9,13 +9,13 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use cavern_net::Socket;
 use cavern_proto::data::Failure;
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES};
 use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::socket::Socket;
 use crate::memory::Share;
 use crate::request_error::Refusal;
 use crate::store::Block;

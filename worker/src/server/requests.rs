@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use cavern_conf::process::LogLimit;
 use cavern_conf::schema;
-use cavern_net::WorkerPool;
+use cavern_net::{MAX_DESCRIPTORS, WorkerPool};
 use cavern_proto::bounded::MAX_ITEMS;
-use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
+use cavern_proto::chunk::{
+    CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count, whole_chunks,
+};
 use cavern_proto::data::open_request::Item;
 use cavern_proto::data::{
     BlockRef, CorruptReply, CorruptRequest, FillReply, FreeReply, FreeRequest, OpenReply, QueryReply, QueryRequest,
@@ -30,7 +32,6 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::outgoing::{PassedFile, Segment, append_frame};
-use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
 use crate::orphan_blocks::OrphanCollector;
@@ -548,12 +549,7 @@ fn read_reply_item(stores: &Stores, item: ReadItem<'_>, wait: ReadWait) -> Resul
         // What they are is known when the bytes have been read.
         (_, ChecksumUnit::Sent) => item.sent_crcs = vec![0; range.len().div_ceil(CHUNK_BYTES as usize)],
         (Block::Cached(block), ChecksumUnit::Chunk) => {
-            let touched = chunks_touching(range.start, length);
-            let whole = touched.filter(|index| {
-                let chunk = chunk_range(*index, block.length());
-                range.start <= chunk.start && chunk.end <= range.end
-            });
-            let state = block.state();
+            let (state, whole) = (block.state(), whole_chunks(range, block.length()));
             item.chunk_crcs = whole.filter_map(|index| state.crcs.get(index as usize).copied()).collect();
         }
         // Blocks of fs-mode files have no checksums.

@@ -5,8 +5,8 @@ use std::io;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
+use cavern_net::Socket;
 
-use super::socket::Socket;
 use super::writes::Write;
 use crate::memory::Share;
 

@@ -18,13 +18,14 @@ use cavern_proto::bounded::decode;
 use cavern_proto::data::{self, Status};
 use cavern_proto::frame::{Call, FrameHeader, FrameKind, PROTOCOL_VERSION, encode_frame};
 use parking_lot::Mutex;
+use tokio::io::Interest;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::frames::{Frame, FrameReader, Payload};
 use super::receive_buffers::ReceiveBuffers;
-use super::socket::Socket;
 use crate::error::NetError;
+use crate::socket::Socket;
 
 /// What a request costs of the bytes in flight besides its payload, so that their number is bounded too.
 const REQUEST_COST_BYTES: u64 = 16 * 1024;
@@ -124,10 +125,10 @@ pub(super) async fn greet(
     let mut sent = 0;
     while sent < frame.len() || socket.has_unsent() {
         let rest = &frame[sent..];
-        let outcome = if rest.is_empty() { socket.flush().map(|()| 0) } else { socket.try_send(&[IoSlice::new(rest)]) };
+        let outcome = if rest.is_empty() { socket.flush().map(|_| 0) } else { socket.try_write(&[IoSlice::new(rest)]) };
         match outcome {
             Ok(count) => sent += count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => _ = socket.ready(Interest::WRITABLE).await?,
             Err(error) => return Err(error),
         }
     }
@@ -301,13 +302,13 @@ impl Connection {
     /// One system call, mostly. Of an empty batch, what the socket has taken before and not sent.
     fn send_some(&self, batch: &mut VecDeque<Bytes>) -> io::Result<()> {
         if batch.is_empty() {
-            return self.socket.flush();
+            return self.socket.flush().map(drop);
         }
         let mut parts = [IoSlice::new(&[]); PARTS_AT_A_TIME];
         for (part, bytes) in parts.iter_mut().zip(&*batch) {
             *part = IoSlice::new(bytes);
         }
-        let mut sent = self.socket.try_send(&parts[..batch.len().min(PARTS_AT_A_TIME)])?;
+        let mut sent = self.socket.try_write(&parts[..batch.len().min(PARTS_AT_A_TIME)])?;
         while let Some(first) = batch.front_mut().filter(|_| sent > 0) {
             let of_first = sent.min(first.len());
             first.advance(of_first);
@@ -448,8 +449,8 @@ async fn drive(
                 },
                 Err(error) => break error.to_string(),
             },
-            ready = socket.writable(), if connection.has_to_send() => {
-                if let Err(error) = ready.and_then(|()| connection.send_left()) {
+            ready = socket.ready(Interest::WRITABLE), if connection.has_to_send() => {
+                if let Err(error) = ready.and_then(|_| connection.send_left()) {
                     break error.to_string();
                 }
             }
@@ -518,10 +519,10 @@ mod tests {
             let answer = encode_frame(FrameKind::WriteReply, frame.header.request_id, &data::WriteReply::default(), 0);
             let mut rest = &answer[..];
             while !rest.is_empty() || socket.has_unsent() {
-                socket.writable().await.unwrap();
+                socket.ready(Interest::WRITABLE).await.unwrap();
                 match rest {
                     [] => drop(socket.flush()),
-                    _ => rest.advance(socket.try_send(&[IoSlice::new(rest)]).unwrap_or(0)),
+                    _ => rest.advance(socket.try_write(&[IoSlice::new(rest)]).unwrap_or(0)),
                 }
             }
         }
@@ -579,7 +580,7 @@ mod tests {
             })
         };
         let asking: Vec<_> = (0..ASKERS).map(ask).collect();
-        peer.readable().await.unwrap();
+        peer.ready(Interest::READABLE).await.unwrap();
         drop(peer);
         for asking in asking {
             let ended = tokio::time::timeout(WAIT / 2, asking).await.unwrap().unwrap();

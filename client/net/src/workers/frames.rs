@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES};
+use tokio::io::Interest;
 
 use super::receive_buffers::{ReceiveBuffer, ReceiveBuffers};
-use super::socket::Socket;
 use crate::error::TLS_ALERT;
+use crate::socket::Socket;
 
 /// What is read at once while no payload is expected. Small: the part of a payload that lands here is copied.
 const READ_BYTES: usize = 16 * 1024;
@@ -79,7 +80,7 @@ impl FrameReader {
             match self.receive(socket) {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, self.end_cause())),
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.readable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => _ = socket.ready(Interest::READABLE).await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }

@@ -26,10 +26,10 @@ use tokio_util::task::TaskTracker;
 use super::breaker::{Attempt, Breaker};
 use super::connection::{Connection, EvictionListener, greet};
 use super::receive_buffers::ReceiveBuffers;
-use super::socket::Socket;
 use crate::error::NetError;
 use crate::local_socket;
 use crate::placement::Placement;
+use crate::socket::Socket;
 
 /// TCP connections to one worker: the first for small answers, so that they do not queue behind bulk.
 const SLOTS: usize = 4;
@@ -57,15 +57,6 @@ pub struct Reserved {
     /// The file, open for reading and writing; from a worker on this host only.
     pub descriptor: Option<OwnedFd>,
     /// Bytes that the file takes.
-    pub allocated: Option<u64>,
-}
-
-/// What has been written to a block of an fs-mode file.
-#[derive(Clone, Copy, Debug)]
-pub struct Written {
-    /// As in [`Reserved`].
-    pub incarnation: u64,
-    /// Bytes that the block's file takes now.
     pub allocated: Option<u64>,
 }
 
@@ -357,7 +348,7 @@ impl WorkerPool {
     }
 
     /// Writes to a block of an fs-mode file, made where it is not there yet. The request's own deadline is set from
-    /// `deadline`.
+    /// `deadline`. The reply names the block's file, as [`Reserved`] does.
     ///
     /// # Errors
     /// A payload over [`MAX_WRITE_BYTES`] is refused here. After any other error the block may hold the bytes, or a
@@ -368,7 +359,7 @@ impl WorkerPool {
         mut request: data::WriteRequest,
         payload: Bytes,
         deadline: Duration,
-    ) -> Result<Written, NetError> {
+    ) -> Result<data::WriteReply, NetError> {
         let bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         if bytes > MAX_WRITE_BYTES {
             let text = format!("a write of {} bytes to a worker, {MAX_WRITE_BYTES} are the most", payload.len());
@@ -377,9 +368,9 @@ impl WorkerPool {
         request.deadline_ms = milliseconds(deadline);
         let link = self.link(worker)?;
         let connection = self.nearest(&link, bytes).await?;
-        let (reply, _, _) = connection.call(&request, payload, 0, deadline + GRACE).await?;
-        link.check(reply.status(), reply.message)?;
-        Ok(Written { incarnation: reply.incarnation, allocated: reply.allocated })
+        let (mut reply, _, _) = connection.call(&request, payload, 0, deadline + GRACE).await?;
+        link.check(reply.status(), std::mem::take(&mut reply.message))?;
+        Ok(reply)
     }
 
     /// What the certificate of this process says it may do; `None` where connections are not secured, and everybody may
@@ -398,26 +389,9 @@ impl WorkerPool {
         !is_secured || matches!(self.route(worker).await, Ok(Route::Local))
     }
 
-    /// Returns when everything that was written to these blocks before, through descriptors too, is on the worker's
-    /// disk.
-    pub async fn sync(&self, worker: u64, blocks: Vec<data::BlockRef>, deadline: Duration) -> Result<(), NetError> {
-        self.send_sync(worker, data::SyncRequest { blocks, failed: Vec::new() }, deadline).await
-    }
-
-    /// Tells the worker that blocks could not be synced through descriptors of its own.
-    ///
-    /// # Errors
-    /// Those of [`Self::sync`].
-    pub async fn sync_failed(
-        &self,
-        worker: u64,
-        failed: Vec<data::BlockRef>,
-        deadline: Duration,
-    ) -> Result<(), NetError> {
-        self.send_sync(worker, data::SyncRequest { blocks: Vec::new(), failed }, deadline).await
-    }
-
-    async fn send_sync(&self, worker: u64, request: data::SyncRequest, deadline: Duration) -> Result<(), NetError> {
+    /// Tells the worker which blocks could not be synced through descriptors of its own, and returns when everything
+    /// that was written to the others before, through descriptors too, is on its disk.
+    pub async fn sync(&self, worker: u64, request: data::SyncRequest, deadline: Duration) -> Result<(), NetError> {
         let (link, reply) = self.control(worker, &request, deadline).await?;
         link.check(reply.status(), reply.message)
     }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use cavern_proto::journal::{BlockRecord, ContentRecord};
+
 use super::{Committed, Layout, LocatedBlock, Uncommitted};
-use crate::journal::{BlockRecord, ContentRecord};
 
 impl Layout {
     /// Whether the master knows everything, and disks have it.

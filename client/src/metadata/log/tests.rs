@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_proto::journal::ChangeRecord;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Lock, LockKind, LockType, MutateRequest, Mutation, MutationResult, RemoveXattr, SetLock};
 use futures::FutureExt;
@@ -19,7 +20,7 @@ use super::operation::{Answer, Changed, LocalResult, Operation, Waiter};
 use super::state::{State, StreamEnd, Verdict};
 use super::{Done, OperationLog};
 use crate::error::ClientError;
-use crate::journal::{ChangeRecord, Journal, RequestContext};
+use crate::journal::{Journal, RequestContext};
 use crate::metadata::recent_invalidations::RecentInvalidations;
 
 /// Later than anything is due.

@@ -12,19 +12,8 @@ use crate::invalidation::ListingStart;
 /// Open directories by the number of the handle.
 #[derive(Default)]
 pub struct DirectoryTable {
-    pub(super) handles: Handles<DirectoryHandle>,
+    pub handles: Handles<DirectoryHandle>,
     pub(super) cookies: CookieTable,
-}
-
-impl DirectoryTable {
-    /// From now on numbers of handles are others than those of processes before.
-    pub fn begin_epoch(&self, epoch: u64) {
-        self.handles.begin_epoch(epoch);
-    }
-
-    pub fn len(&self) -> usize {
-        self.handles.len()
-    }
 }
 
 /// An open directory.

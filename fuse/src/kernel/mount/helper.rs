@@ -1,15 +1,14 @@
 //! Mounting without being root, through the setuid program `fusermount3`: it mounts, and passes the connection's
 //! descriptor back over a Unix socket, which it is given as its standard input.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
-};
+use cavern_net::descriptors;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::options::{MountError, MountOptions};
 use crate::kernel::session::READ_MAX;
@@ -76,21 +75,10 @@ pub fn unmount(path: &Path, lazily: Lazily) -> io::Result<()> {
 }
 
 fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
-    let mut byte = [0; 1];
+    let (mut byte, mut passed) = ([0; 1], Vec::new());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Ok(_) => break,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(cause) => return Err(cause.into()),
-        }
-    }
-    let descriptor = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    Ok(descriptor)
+    descriptors::receive(socket.as_fd(), &mut byte, &mut passed, &mut space)?;
+    Ok(passed.pop())
 }
 
 #[cfg(test)]

@@ -117,7 +117,8 @@ async fn blocks_are_read_and_written_over_tls() {
             let bytes = noise((5 << (2 * inode)).min(BLOCK as usize));
             let bytes = &bytes[..];
             write_block(&pool, &block(inode, 0), bytes).await.unwrap();
-            pool.sync(WORKER, vec![block(inode, 0)], PATIENCE).await.unwrap();
+            let request = SyncRequest { blocks: vec![block(inode, 0)], failed: Vec::new() };
+            pool.sync(WORKER, request, PATIENCE).await.unwrap();
             assert!(read_block(&pool, &block(inode, 0), bytes.len()).await == *bytes, "{inode}");
         })
     });
@@ -382,7 +383,8 @@ async fn that_a_block_could_not_be_synced_is_heard_while_all_syncs_wait_for_a_di
     let waiting = turns.acquire_many_owned(all).await.unwrap();
     let telling = tokio::spawn({
         let (pool, name) = (pool.clone(), name.clone());
-        async move { pool.sync_failed(WORKER, vec![name], PATIENCE).await }
+        let request = SyncRequest { blocks: Vec::new(), failed: vec![name] };
+        async move { pool.sync(WORKER, request, PATIENCE).await }
     });
     let until = tokio::time::Instant::now() + PATIENCE;
     while bench.stores.data.sync(&[target]).is_ok() {
@@ -392,7 +394,7 @@ async fn that_a_block_could_not_be_synced_is_heard_while_all_syncs_wait_for_a_di
     // What the disk says of that takes a turn.
     drop(waiting);
     telling.await.unwrap().unwrap();
-    match pool.sync(WORKER, vec![name], PATIENCE).await {
+    match pool.sync(WORKER, SyncRequest { blocks: vec![name], failed: Vec::new() }, PATIENCE).await {
         Err(NetError::WorkerStatus { status: Status::IoError, message, .. }) => {
             assert!(message.contains("earlier sync"), "{message}");
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cavern_conf::{Failpoint, Tier};
 use cavern_proto::ChunkMap;
-use cavern_proto::chunk::{chunk_range, chunks_touching};
+use cavern_proto::chunk::{chunks_touching, whole_chunks};
 
 use super::block::{DataBlock, ZeroOutcome, chunks_of};
 use super::{DataStore, DataTarget, MAX_ROUNDS};
@@ -18,15 +18,6 @@ use crate::store::placement::{self, Candidate};
 use crate::store::slab::{Entry, hash_of};
 use crate::store::space::{UNIT_BYTES, units_of_chunks};
 use crate::store::table::Touch;
-
-/// The chunks of a block of `length` bytes that lie within a range.
-fn whole_chunks(range: &Range<u32>, length: u32) -> impl Iterator<Item = u32> + use<> {
-    let range = range.clone();
-    chunks_touching(range.start, range.len() as u32).filter(move |index| {
-        let chunk = chunk_range(*index, length);
-        range.start <= chunk.start && chunk.end <= range.end
-    })
-}
 
 impl DataStore {
     /// Makes room for ranges of a data block, and the block if it is not here. *Blocking*.

@@ -1,21 +1,27 @@
-//! A connected stream, TCP, TLS over TCP, or Unix, used without waiting: what cannot be read or written now is tried
-//! again when the socket says so. Descriptors travel over the Unix one.
+//! A connected stream between a client and a worker, TCP, TLS over TCP, or Unix, used without waiting: what cannot be
+//! read or written now is tried again when the socket says so. Descriptors travel over the Unix one.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bytes::BufMut;
+use bytes::{BufMut, BytesMut};
 use cavern_security::TlsSocket;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::ReturnFlags;
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
-/// Descriptors that one message may carry; the kernel's limit is 253.
-pub(super) const MAX_DESCRIPTORS: usize = 250;
+use crate::descriptors::{receive, send};
+
+/// Descriptors that one message may carry.
+pub const MAX_DESCRIPTORS: usize = 250;
+
+/// Descriptors that one message can carry (the kernel's SCM_MAX_FD).
+const DESCRIPTORS_PER_MESSAGE: usize = 253;
 
 #[derive(Debug)]
-pub(super) enum Socket {
+pub enum Socket {
     Tcp(TcpStream),
     Tls(Box<TlsSocket>),
     Unix(UnixStream),
@@ -26,7 +32,7 @@ impl Socket {
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) fn into_current_runtime(self) -> io::Result<Self> {
+    pub fn into_current_runtime(self) -> io::Result<Self> {
         Ok(match self {
             Self::Tcp(stream) => Self::Tcp(TcpStream::from_std(stream.into_std()?)?),
             Self::Tls(socket) => Self::Tls(Box::new(socket.into_current_runtime()?)),
@@ -35,7 +41,7 @@ impl Socket {
     }
 
     /// Where it leads, for a person.
-    pub(super) fn peer(&self) -> String {
+    pub fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => stream.peer_addr().map(|address| address.to_string()).unwrap_or_default(),
             Self::Tls(_) | Self::Unix(_) => String::new(),
@@ -43,11 +49,15 @@ impl Socket {
     }
 
     /// Whether descriptors can be sent over it.
-    pub(super) fn passes_descriptors(&self) -> bool {
+    pub fn passes_descriptors(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
 
-    pub(super) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+    /// Completes when it may be read or written, as is asked.
+    ///
+    /// # Errors
+    /// Those of the system; the certificate of the other side does not hold any more.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         match self {
             Self::Tcp(stream) => stream.ready(interest).await,
             Self::Tls(socket) => socket.ready(interest).await,
@@ -59,7 +69,7 @@ impl Socket {
     ///
     /// # Errors
     /// The certificate of the other side does not hold any more.
-    pub(super) fn check(&self) -> io::Result<()> {
+    pub fn check(&self) -> io::Result<()> {
         match self {
             Self::Tls(socket) => socket.check(),
             Self::Tcp(_) | Self::Unix(_) => Ok(()),
@@ -70,7 +80,7 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when nothing has.
-    pub(super) fn try_read(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
+    pub fn try_read(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
         let room = buffer.chunk_mut().len();
         let mut received = None;
         // Less than there is room for is all that has arrived: `WouldBlock` spares the read that would say so. What
@@ -92,11 +102,27 @@ impl Socket {
         received.map_or(outcome, Ok)
     }
 
+    /// Appends at most `limit` bytes that have arrived, as [`Self::try_read`] does, and the descriptors that came with
+    /// them. `into` must have room for `limit` bytes.
+    pub(crate) fn try_receive(
+        &self,
+        into: &mut BytesMut,
+        limit: usize,
+        descriptors: &mut VecDeque<OwnedFd>,
+    ) -> io::Result<usize> {
+        match self {
+            Self::Tcp(_) | Self::Tls(_) => self.try_read(&mut into.limit(limit)),
+            Self::Unix(stream) => {
+                stream.try_io(Interest::READABLE, || receive_with_descriptors(stream, into, limit, descriptors))
+            }
+        }
+    }
+
     /// Writes as much as the socket takes.
     ///
     /// # Errors
     /// `WouldBlock` when it takes nothing.
-    pub(super) fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write_vectored(slices),
             Self::Tls(socket) => socket.try_write_vectored(slices),
@@ -105,7 +131,7 @@ impl Socket {
     }
 
     /// Whether the socket has not yet taken all that was written: [`Self::flush`] is to be called when it takes more.
-    pub(super) fn has_unsent(&self) -> bool {
+    pub fn has_unsent(&self) -> bool {
         matches!(self, Self::Tls(socket) if socket.has_unsent())
     }
 
@@ -113,7 +139,7 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when it takes nothing although there is something.
-    pub(super) fn flush(&self) -> io::Result<usize> {
+    pub fn flush(&self) -> io::Result<usize> {
         match self {
             Self::Tls(socket) => socket.flush(),
             Self::Tcp(_) | Self::Unix(_) => Ok(0),
@@ -124,18 +150,32 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` when it takes nothing; then no descriptor was sent either.
-    pub(super) fn try_write_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    pub fn try_write_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
         let Self::Unix(stream) = self else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "descriptors travel over Unix sockets only"));
         };
         stream.try_io(Interest::WRITABLE, || {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
-            }
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            Ok(rustix::net::sendmsg(stream.as_fd(), &[IoSlice::new(bytes)], &mut control, flags)?)
+            send(stream.as_fd(), &[IoSlice::new(bytes)], descriptors, &mut space)
         })
     }
+}
+
+fn receive_with_descriptors(
+    stream: &UnixStream,
+    into: &mut BytesMut,
+    limit: usize,
+    descriptors: &mut VecDeque<OwnedFd>,
+) -> io::Result<usize> {
+    // recvmsg wants initialized memory; what comes over a Unix socket is small messages.
+    let start = into.len();
+    into.resize(start + limit, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
+    let received = receive(stream.as_fd(), &mut into[start..], descriptors, &mut space);
+    into.truncate(start + received.as_ref().map_or(0, |message| message.bytes));
+    let received = received?;
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("descriptors were lost in transfer: is the limit of open files reached?"));
+    }
+    Ok(received.bytes)
 }
