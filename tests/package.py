@@ -23,7 +23,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SUITES = ("bookworm", "trixie")
-JUDGES = "systemd,man-db,bash-completion,passwd"
+JUDGES = ("systemd", "man-db", "bash-completion", "passwd")
 GLIBC_MOST = (2, 34)
 BYTES_MOST = 50_000_000
 # Mode and owner of what the package brings; everything else is root's and 644 or 755.
@@ -106,9 +106,9 @@ StandardError=inherit
 class Root:
     """A root directory of a system."""
 
-    def __init__(self, directory, suite):
+    def __init__(self, directory, suite, include=JUDGES):
         self.path = directory / suite
-        run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={JUDGES}", suite, self.path)
+        run("mmdebstrap", "--quiet", "--variant=minbase", *(f"--include={name}" for name in include), suite, self.path)
         # Nothing of this system runs, nor is anything of this host to be told.
         shutil.copy("/etc/resolv.conf", self.path / "etc/resolv.conf")
 
