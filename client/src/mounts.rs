@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
@@ -27,8 +27,26 @@ pub struct MountView {
     is_changeable: AtomicBool,
     /// Whether the masters judge what is changed in it by the user who asks.
     limits_users: AtomicBool,
+    frozen: Frozen,
     activity: Activity,
     current: RwLock<Current>,
+}
+
+/// Which blocks of an fs-mode mount views have frozen. They are in the order in which they are written when there are
+/// more, so that no look finds fewer than there are in both tables.
+#[derive(Debug, Default)]
+struct Frozen {
+    up_to_inode: AtomicU64,
+    below_generation: AtomicU32,
+}
+
+impl Frozen {
+    /// Takes them off a mount of the table.
+    fn take(&self, mount: &mut Mount) {
+        let (below, inodes) = (std::mem::take(&mut mount.frozen_below), std::mem::take(&mut mount.frozen_inodes));
+        self.up_to_inode.store(inodes, Ordering::Release);
+        self.below_generation.store(below, Ordering::Release);
+    }
 }
 
 #[derive(Debug)]
@@ -61,15 +79,18 @@ impl Current {
 
 impl MountView {
     /// Opens the mount's object store, without I/O. Where its keys are vended, `master` gives them.
-    pub fn new(mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
+    pub fn new(mut mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
+        let frozen = Frozen::default();
+        frozen.take(&mut mount);
         let is_changeable = AtomicBool::new(is_changeable(&mount));
         let limits_users = AtomicBool::new(mount.users.is_some());
         let current = RwLock::new(Current::open(mount.clone(), conf, master));
-        Self { mount, is_changeable, limits_users, activity: Activity::default(), current }
+        Self { mount, is_changeable, limits_users, frozen, activity: Activity::default(), current }
     }
 
     /// Takes on what the mount table has of the same mount by now.
-    fn update(&self, mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) {
+    fn update(&self, mut mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) {
+        self.frozen.take(&mut mount);
         if self.current.read().mount != mount {
             self.is_changeable.store(is_changeable(&mount), Ordering::Relaxed);
             self.limits_users.store(mount.users.is_some(), Ordering::Relaxed);
@@ -140,6 +161,18 @@ impl MountView {
         self.mount.write_type() == WriteType::FsMode
     }
 
+    /// Whether a view has frozen a block of a file of this fs-mode mount: whoever changes it makes another one in its
+    /// place.
+    pub(crate) fn is_frozen(&self, inode: u64, generation: u32) -> bool {
+        let below = self.frozen.below_generation.load(Ordering::Acquire);
+        generation < below && inode <= self.frozen.up_to_inode.load(Ordering::Acquire)
+    }
+
+    /// The generation below which blocks are frozen, as of the last table; 0 without views.
+    pub(crate) fn frozen_below(&self) -> u32 {
+        self.frozen.below_generation.load(Ordering::Acquire)
+    }
+
     /// Whether the bucket is the truth, and is written to by way of the mount.
     pub fn has_writable_bucket(&self) -> bool {
         !self.is_fs_mode() && self.is_changeable()
@@ -200,13 +233,15 @@ pub struct ObjectVersion {
     pub etag: Arc<str>,
     /// Bytes of the object.
     pub length: u64,
+    /// It is part of a view: a bucket that keeps versions is asked for this one, where it has another by now.
+    pub is_pinned: bool,
 }
 
 impl ObjectVersion {
     /// Computes the content id.
     pub fn new(mount: Arc<MountView>, key: &str, etag: &str, length: u64) -> Result<Self, ClientError> {
         let content = mount.content_id(key, etag, length)?;
-        Ok(Self { mount, content, key: key.into(), etag: etag.into(), length })
+        Ok(Self { mount, content, key: key.into(), etag: etag.into(), length, is_pinned: false })
     }
 
     /// How many blocks the object has; 0 for an empty one.
@@ -229,6 +264,7 @@ impl ObjectVersion {
             key: self.key.to_string(),
             etag: self.etag.to_string(),
             object_length: self.length,
+            pinned: self.is_pinned,
             ..BlockRef::default()
         }
     }

@@ -44,6 +44,7 @@ pub mod reserved;
 mod status_detail;
 mod store;
 mod users;
+pub mod view_file;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};

@@ -67,6 +67,7 @@ families! {
     Unlisted = "unlisted",
     Noted = "noted",
     Recovered = "recovered",
+    Kept = "kept",
 }
 
 impl Family {
@@ -163,6 +164,8 @@ tables! { 'k;
     Strays = Stray b"", (u64, record::Stray) => u32;
     /// Blocks that no file has any more, by number.
     Garbage = Garbage b"", u64 => record::GarbageRecord;
+    /// Blocks that no file has any more, and views have.
+    KeptBlocks = Kept b"", record::Stray => record::KeptRecord;
 
     /// Changes that the bucket lacks, by inode.
     Intents = Intent b"", u64 => record::IntentRecord;
@@ -194,6 +197,8 @@ tables! { 'k;
     Workers = Worker b"", u64 => record::WorkerRecord;
     /// By id.
     Jobs = Job b"", u64 => master::Job;
+    /// By id.
+    Views = Meta b"view", u32 => master::View;
 
     Counters = Meta b"counters", () => record::Counters;
     ClusterId = Meta b"cluster", () => String;

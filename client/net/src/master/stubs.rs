@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
+use cavern_proto::master::views_client::ViewsClient;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_security::Transport;
 use tonic::transport::{Channel, Endpoint};
@@ -26,6 +27,7 @@ pub(super) const PATIENT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 pub struct Stubs {
     pub namespace: NamespaceClient<Channel>,
     pub cluster: ClusterClient<Channel>,
+    pub views: ViewsClient<Channel>,
     /// What every master answers, leading or not.
     pub raft: RaftClient<Channel>,
     address: Arc<str>,
@@ -37,6 +39,7 @@ impl Stubs {
         Self {
             namespace: NamespaceClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
             cluster: ClusterClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            views: ViewsClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX),
             raft: RaftClient::new(channel),
             address,
             origin,

@@ -105,6 +105,8 @@ impl MountChanges {
                     root_inode: existing.root_inode,
                     created_ns: existing.created_ns,
                     existing: existing.existing,
+                    frozen_below: existing.frozen_below,
+                    frozen_inodes: existing.frozen_inodes,
                     ..mount.clone()
                 };
                 if same == existing {
