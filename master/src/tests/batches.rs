@@ -6,14 +6,16 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, CreateInode, Existing, Extent, Job, Kind as InodeKind, LinkInode, Lock, LockKind, LockType, Mount,
-    Mutation, RemoveName, RenameName, SetAttr, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, Worker, WriteType,
+    Mutation, RemoveName, RenameName, SetAttr, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, View, Worker,
+    WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    AdoptListing, ApplyListing, AttachMount, BeginObjects, BlockOf, Command, CountUsage, Deleted, DrainWorker,
-    DropBlocks, EndSessionStep, Expire, FreeContent, Freed, GiveUpReplicas, ImportExternalChange, InitCluster,
-    JoinReplica, ListedEntry, ListingGroup, Mutate, ObjectRecord, Persisted, PersistedObject, PropagateIntent,
-    PutIndex, PutWorker, ReapOrphans, RemoveMount, RemoveWorker, SetWorkerState, SettleReplica,
+    AdoptListing, ApplyListing, AttachMount, BeginObjects, BeginView, BlockOf, Command, CountUsage, Deleted,
+    DrainWorker, DropBlocks, EndSessionStep, Expire, FinishView, FreeContent, Freed, FreezeView, GiveUpReplicas,
+    ImportExternalChange, InitCluster, JoinReplica, ListedEntry, ListingGroup, Mutate, ObjectRecord, Persisted,
+    PersistedObject, PropagateIntent, PutIndex, PutWorker, ReapOrphans, ReleaseKept, RemoveMount, RemoveView,
+    RemoveWorker, SetWorkerState, SettleReplica, Stray,
 };
 use cavern_state::{Changes, Database, Family, Outcome, Tables, Transaction, WriteBatchOverlay, apply};
 use proptest::prelude::*;
@@ -73,7 +75,9 @@ fn mutation(kind: u8, [a, b, c, d, _]: [u8; 5]) -> Change {
         }
         13 | 14 => {
             let grow_to = u64::from(d % 8) * BLOCK;
-            Change::Commit(CommitContent { inode: inode(a), grow_to, made: vec![extent(b, c)], changed: true })
+            // In the place of another, now and then.
+            let made = Extent { replaces: d.is_multiple_of(4).then_some(0), ..extent(b, c) };
+            Change::Commit(CommitContent { inode: inode(a), grow_to, made: vec![made], changed: true })
         }
         15 => Change::AddOpenRef(inode(a)),
         16 => Change::DropOpenRef(inode(a)),
@@ -190,7 +194,23 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             2 => Kind::EndSessionStep(EndSessionStep { session: 7, limit: 10_000, part: 0, now_ns }),
             _ => attach(Mount { path: format!("/n{}", a % 2), uri: "memory://n".into(), ..Mount::default() }),
         },
+        39 | 40 => view_command(chosen, mount_id),
         _ => Kind::Init(InitCluster { cluster_id: "c".into(), now_ns, feature_version: 1 }),
+    }
+}
+
+fn view_command([a, b, c, d, _]: [u8; 5], mount_id: u32) -> Kind {
+    let (id, name) = (1 + u32::from(c % 6), format!("v{}", d % 8));
+    let view = View { id, name, mount_id, store_mount_id: 1 + u32::from(d % 3), ..View::default() };
+    match b % 6 {
+        0 | 1 => Kind::BeginView(BeginView { view: Some(view) }),
+        2 => Kind::FreezeView(FreezeView { id }),
+        3 => Kind::FinishView(FinishView { view: Some(view) }),
+        4 => Kind::RemoveView(RemoveView { id }),
+        _ => {
+            let block = |index: u8| Stray { inode: inode(a), generation: u32::from(d % 4), index: u32::from(index) };
+            Kind::ReleaseKept(ReleaseKept { blocks: (0..4).map(block).collect() })
+        }
     }
 }
 
@@ -274,7 +294,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
     #[test]
     fn commands_do_together_what_they_do_one_by_one(
-        choices in prop::collection::vec((0u8..40, any::<[u8; 5]>()), 0..250),
+        choices in prop::collection::vec((0u8..42, any::<[u8; 5]>()), 0..250),
         length in 2usize..60,
     ) {
         let mut commands = begin();
@@ -298,7 +318,7 @@ fn most_of_what_is_tested_is_done() {
     let choice = |number: u64| {
         let at = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let bytes = at.to_be_bytes();
-        (bytes[0] % 40, [bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
+        (bytes[0] % 42, [bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
     };
     let commands = begin().into_iter().chain((0..2000).map(|number| command(choice(number), number)));
     let commands: Vec<Kind> = commands.collect();

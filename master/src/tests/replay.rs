@@ -1,11 +1,11 @@
 //! The state machine is deterministic: the same commands make the same bytes.
 
 use bytes::Bytes;
-use cavern_proto::master::{Job, Kind as EntryKind, Mount, Worker};
+use cavern_proto::master::{Job, Kind as EntryKind, Mount, View, Worker};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    ApplyListing, AttachMount, Command, InitCluster, ListedEntry, ListingGroup, PutWorker, ReapOrphans, RemoveMount,
-    SetWorkerState,
+    ApplyListing, AttachMount, BeginView, Command, FreezeView, InitCluster, ListedEntry, ListingGroup, PutWorker,
+    ReapOrphans, RemoveMount, RemoveView, SetWorkerState,
 };
 use cavern_state::{Change, Database, Family, Outcome, Transaction, apply};
 use proptest::prelude::*;
@@ -60,6 +60,12 @@ fn any_command() -> impl Strategy<Value = Kind> {
         1 => (1u64..4, 1i32..3).prop_map(|(worker_id, state)| Kind::WorkerState(SetWorkerState { worker_id, state })),
         1 => (0u64..3, 0i32..4).prop_map(|(id, state)| Kind::PutJob(Job { id, state, ..Job::default() })),
         2 => (1u32..4).prop_map(|limit| Kind::ReapOrphans(ReapOrphans { limit, from: 0 })),
+        2 => (1u32..4, 0u32..3).prop_map(|(mount_id, name)| {
+            let view = View { name: name.to_string(), mount_id, store_mount_id: mount_id, ..View::default() };
+            Kind::BeginView(BeginView { view: Some(view) })
+        }),
+        1 => (1u32..4).prop_map(|id| Kind::FreezeView(FreezeView { id })),
+        1 => (1u32..4).prop_map(|id| Kind::RemoveView(RemoveView { id })),
     ]
 }
 

@@ -7,11 +7,13 @@ use cavern_proto::record::{BeginHistory, Command, InitCluster, Once};
 
 use crate::commands::{
     existing, external, lost, mend, mount, mutate, namespace, orphans, persist, registry, replicas, requests, results,
+    views,
 };
 use crate::error::{Result, StateError};
 use crate::feature_version;
 use crate::index::usage;
 use crate::outcome::Outcome;
+pub use crate::records::GENERATIONS_MAX;
 use crate::schema;
 use crate::transaction::Transaction;
 
@@ -19,8 +21,6 @@ use crate::transaction::Transaction;
 const INODES_SKIPPED_MAX: u64 = 1 << 40;
 /// From here on numbers are those that clients give.
 const INODES_MAX: u64 = 1 << 61;
-/// No history begins with later generations than this: each file has a quarter of all left.
-pub const GENERATIONS_MAX: u32 = 3 << 30;
 
 /// Applies one command to a transaction of its own: part of what a command does reads the tables as they were before
 /// the transaction.
@@ -74,6 +74,11 @@ fn apply_changes(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> 
         Some(Kind::BeginHistory(begin)) => Ok(begin_history(tx, begin)),
         Some(Kind::SealSecrets(seal)) => mount::seal(tx, seal),
         Some(Kind::Mend(fault)) => mend::mend(tx, fault),
+        Some(Kind::BeginView(begin)) => views::begin(tx, begin),
+        Some(Kind::FreezeView(freeze)) => views::freeze(tx, freeze.id),
+        Some(Kind::FinishView(finish)) => views::finish(tx, finish),
+        Some(Kind::RemoveView(remove)) => views::remove(tx, remove.id),
+        Some(Kind::ReleaseKept(release)) => views::release(tx, &release),
         Some(Kind::Once(request)) => once(tx, *request),
     }
 }

@@ -14,3 +14,4 @@ pub mod registry;
 pub mod replicas;
 pub mod requests;
 pub mod results;
+pub mod views;

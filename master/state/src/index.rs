@@ -1,5 +1,5 @@
-//! What commands keep true beside the records that they are about: where blocks are, what the bucket lacks, names of
-//! inodes that have several, what is held, and how much is below directories. Each is a function of a transaction and
+//! What commands keep true beside the records that they are about: where blocks are, which of them views have, what the
+//! bucket lacks, names of inodes that have several, what is held, and how much is below directories. Each is a function of a transaction and
 //! of records; none knows who asks, or for what.
 
 pub mod delegations;
@@ -9,3 +9,4 @@ pub mod intents;
 pub mod origins;
 pub mod space;
 pub mod usage;
+pub mod views;

@@ -39,6 +39,7 @@ pub use apply::apply;
 pub use change::{Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation, RulesChange};
 pub use commands::external::import_external_change;
 pub use commands::registry::refusal_of_owner;
+pub use commands::views::VIEWS_MAX;
 pub use commands::{namespace, requests};
 pub use current::CurrentDatabase;
 pub use data_dir::{Free, Lock};
@@ -46,6 +47,7 @@ pub use database::{Database, Resources};
 pub use error::StateError;
 pub use index::extents::AT_ONCE;
 pub use index::usage;
+pub use index::views::has as view_has;
 pub use outcome::{ALL_BEFORE, Outcome, StepProgress, TypedCommand};
 pub use queries::{
     PendingDeletion, StrayReplica, blocking_lock, clean_object, has_content, may_access, may_have_layout,

@@ -1,13 +1,14 @@
 //! What a command did, and which commands have which outcomes.
 
 use bytes::Bytes;
-use cavern_proto::master::{FreedContent, Job, Mount, MutationResult, RefreshFate};
+use cavern_proto::master::{FreedContent, Job, Mount, MutationResult, RefreshFate, View};
 pub use cavern_proto::record::FreeContent;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, DrainWorker, DropBlocks, DropLost,
-    EndSessionStep, GiveUpReplicas, ImportExternalChange, JoinReplica, Mend, Mutate, Once, PutWorker, ReapOrphans,
-    RemoveMount, RemoveWorker, RequestRecord, SealSecrets, SettleReplica, UpdateMount,
+    AdoptListing, ApplyListing, AttachMount, BeginObjects, BeginView, Command, CountUsage, DrainWorker, DropBlocks,
+    DropLost, EndSessionStep, FinishView, FreezeView, GiveUpReplicas, ImportExternalChange, JoinReplica, Mend, Mutate,
+    Once, PutWorker, ReapOrphans, ReleaseKept, RemoveMount, RemoveView, RemoveWorker, RequestRecord, SealSecrets,
+    SettleReplica, UpdateMount,
 };
 
 use crate::error::{Result, StateError};
@@ -82,6 +83,8 @@ pub enum Outcome {
     LostDropped { reverted: bool },
     /// What others changed, taken in or not.
     Imported(RefreshFate),
+    /// The view as it is recorded now, or as it was before it was removed.
+    View(Box<View>),
     /// It was done before, when it was asked for under the same id.
     Repeated(Box<RequestRecord>),
     /// A session holds the delegation of this directory, which must be recalled first.
@@ -358,6 +361,25 @@ answered! {
     }
     GiveUpReplicas(this) = Kind::GiveUpReplicas(this) => Verdict {
         Outcome::Done => Ok(()),
+    }
+    BeginView(this) = Kind::BeginView(this) => Verdict<Box<View>> {
+        Outcome::View(view) => Ok(view),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    FreezeView(this) = Kind::FreezeView(this) => Verdict<Box<View>> {
+        Outcome::View(view) => Ok(view),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    FinishView(this) = Kind::FinishView(this) => Verdict<Box<View>> {
+        Outcome::View(view) => Ok(view),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    RemoveView(this) = Kind::RemoveView(this) => Verdict<Box<View>> {
+        Outcome::View(view) => Ok(view),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    ReleaseKept(this) = Kind::ReleaseKept(this) => () {
+        Outcome::Done => (),
     }
     // Whether it was still so.
     Mend(this) = Kind::Mend(this) => bool {

@@ -115,6 +115,11 @@ impl Tables<'_> {
         self.rows(schema::Replicas, worker).try_fold(0, |count, row| row.map(|_| count + 1))
     }
 
+    /// How many blocks that views have, and files no more, are kept at a worker.
+    pub fn count_kept_at(&self, worker: u64) -> Result<u64> {
+        self.kept_after(None).try_fold(0, |count, row| Ok(count + u64::from(row?.1.workers.contains(&worker))))
+    }
+
     /// The workers that have replicas, whether the table has them or not.
     pub fn workers_with_replicas(&self) -> Result<Vec<u64>> {
         let mut workers: Vec<u64> = Vec::new();

@@ -14,6 +14,8 @@ use cavern_proto::record::{Counters, Cut, ExtentRecord, InodeRecord, ListedEntry
 
 /// In the mode of a record: the permission bits are what they are, none left out.
 pub const MODE_CHOSEN: u32 = 1 << 16;
+/// No history, and no view, begins with later generations than this: each file has a quarter of all left.
+pub const GENERATIONS_MAX: u32 = 3 << 30;
 
 /// The id in the first eight bytes of a key.
 pub fn leading_id(key: &[u8]) -> Option<u64> {
@@ -138,7 +140,7 @@ pub fn links(record: &InodeRecord) -> u32 {
 /// A block as it is sent, of its record.
 pub fn extent_at(index: u32, record: ExtentRecord) -> Extent {
     let ExtentRecord { generation, workers, joined, joining, joins: _, allocated } = record;
-    Extent { index, generation, workers, joined, joining, allocated }
+    Extent { index, generation, workers, joined, joining, allocated, replaces: None }
 }
 
 /// Whether a block has been cut off its file, though its record is there.
@@ -148,8 +150,9 @@ pub fn is_truncated(cuts: &[Cut], index: u32, generation: u32) -> bool {
     cuts[..before].last().is_some_and(|cut| generation < cut.generation)
 }
 
-/// Of which generation the blocks are that are made next for a file: none that was there before this history has an
-/// earlier one (`BeginHistory`). Those who made blocks of the file's own meanwhile are right as well.
+/// Of which generation the blocks are that are made next for a file: none that was there before this history, or before
+/// the last view was frozen, has an earlier one (`BeginHistory`, `FreezeView`). Those who made blocks of the file's own
+/// meanwhile are right as well.
 pub fn next_generation(counters: &Counters, inode: u64, record: &InodeRecord) -> u32 {
     match inode <= counters.old_inodes {
         true => record.generation.max(counters.next_generation),

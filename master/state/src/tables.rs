@@ -12,7 +12,7 @@ mod sessions;
 use std::marker::PhantomData;
 
 use bytes::Bytes;
-use cavern_proto::master::{Job, Mount};
+use cavern_proto::master::{Job, Mount, View};
 use cavern_proto::record::{
     Counters, DeletionRecord, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, IntentRecord, ObjectRecord,
     RequestRecord, SecretsRecord, SessionRecord, WorkerRecord,
@@ -236,6 +236,11 @@ impl<'a> Tables<'a> {
     pub fn jobs(&self) -> Result<Vec<Job>> {
         self.rows(schema::Jobs, ()).page(usize::MAX, |row| row.value())
     }
+
+    /// All views, those that are being made included, by id.
+    pub fn views(&self) -> Result<Vec<View>> {
+        self.rows(schema::Views, ()).page(usize::MAX, |row| row.value())
+    }
 }
 
 /// Reads of one record, by its key.
@@ -268,6 +273,7 @@ lookups! {
     mount(id: u32) = Mounts[id] -> Mount;
     worker(id: u64) = Workers[id] -> WorkerRecord;
     job(id: u64) = Jobs[id] -> Job;
+    view(id: u32) = Views[id] -> View;
     index(mount_id: u32) = Indexes[mount_id] -> IndexRecord;
     /// What became of the request under this id.
     request(id: &[u8]) = Requests[id] -> RequestRecord;

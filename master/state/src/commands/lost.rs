@@ -73,8 +73,8 @@ pub fn drop_lost(tx: &mut Transaction<'_>, lost: DropLost) -> Result<Outcome> {
         Some(there) => revert(tx, inode, &mut record, there, generation)?,
         None => {
             record.allocated = record.allocated.map(|sum| sum.saturating_sub(bytes));
-            record.generation = generation;
-            extents::retire(tx, inode, record.mount_id, blocks);
+            extents::begin_generation(tx, &mut record, generation);
+            extents::retire(tx, inode, record.mount_id, blocks)?;
         }
     }
     intents::note(tx, inode, record.mount_id, Reach::Itself, now_ns)?;

@@ -63,6 +63,7 @@ fn mount(tx: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome> {
     }
     tx.counters.mount += 1;
     mount.id = tx.counters.mount;
+    (mount.frozen_below, mount.frozen_inodes) = (0, 0);
     mount.root_inode = make_directory(tx, parent, last, mount.id, mount.created_ns);
     if mount.write_type() == WriteType::FsMode
         && let Some(mut root) = tx.inode(mount.root_inode)?
@@ -117,6 +118,12 @@ pub fn update(tx: &mut Transaction<'_>, update: UpdateMount) -> Result<Outcome> 
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
+/// No block of an earlier generation, of a file up to this inode, is changed any more by whoever goes by the mount table.
+pub(super) fn freeze(tx: &mut Transaction<'_>, mount: Mount, (frozen_below, frozen_inodes): (u32, u64)) {
+    tx.put(schema::Mounts, mount.id, &Mount { frozen_below, frozen_inodes, ..mount });
+    changed(tx);
+}
+
 /// Has those look again who know the name of a mount, or that there is none.
 fn show_anew(tx: &mut Transaction<'_>, root: u64) -> Result {
     let Some(record) = tx.inode(root)? else { return Ok(()) };
@@ -140,12 +147,16 @@ pub fn seal(tx: &mut Transaction<'_>, seal: SealSecrets) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Removes a mount, if nothing was changed in it since the proposer looked whether its bucket lacks something.
+/// Removes a mount, if nothing was changed in it since the proposer looked whether its bucket lacks something, and there
+/// is no view of it, nor in its bucket.
 pub fn remove(tx: &mut Transaction<'_>, remove: &RemoveMount) -> Result<Outcome> {
     let tables = tx.before();
     let Some(mount) = tables.mount(remove.mount_id)? else { return Ok(Outcome::NoSuchMount) };
     let last_change = tables.get(schema::LastChanges, mount.id)?.unwrap_or_default();
     if mount.write_type() == WriteType::FsMode && !remove.discard && last_change > remove.change {
+        return Ok(Outcome::OutOfDate);
+    }
+    if tables.views()?.iter().any(|view| [view.mount_id, view.store_mount_id].contains(&mount.id)) {
         return Ok(Outcome::OutOfDate);
     }
     if tx.counters.delegations > 0 {

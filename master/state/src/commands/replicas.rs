@@ -108,7 +108,7 @@ pub fn drop_truncated_step(tx: &mut Transaction<'_>, step: &DropBlocks) -> Resul
     let (looked_at, next) = tx.before().some_recorded_extents(inode, first, step.limit.max(1) as usize)?;
     let cut_off = looked_at.into_iter().filter(|extent| is_truncated(&record.cuts, extent.index, extent.generation));
     let cut_off = cut_off.collect();
-    retire(tx, inode, record.mount_id, cut_off);
+    retire(tx, inode, record.mount_id, cut_off)?;
     match next {
         None => {
             record.cuts.clear();

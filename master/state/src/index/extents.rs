@@ -8,10 +8,14 @@
 //! A file can lose a quarter of a million blocks at once ([`cut`]). The first of them go with the command; of the rest
 //! the inode's record says that they are none of the file's any more ([`is_truncated`]), and the leader has their
 //! records taken away in steps.
+//!
+//! A block that a view has is not freed when its file loses it, but kept ([`views`]). Who changes one makes another in
+//! its place, of a later generation, which begins with the same bytes ([`after_replacement`]).
 
 use cavern_proto::master::Extent;
 use cavern_proto::record::{Counters, Cut, ExtentRecord, GarbageRecord, InodeRecord, Stray};
 
+use super::views;
 use crate::error::Result;
 use crate::records::{is_truncated, next_generation};
 use crate::schema;
@@ -59,6 +63,15 @@ pub fn after_commit(known: &ExtentRecord, written: &Extent) -> Option<ExtentReco
     let kept = replicas(&known.workers, &known.joined).filter(|replica| has_all.contains(replica));
     let kept: Vec<(u64, u32)> = kept.collect();
     (!kept.is_empty() && known.generation == written.generation).then(|| with_replicas(known, &kept))
+}
+
+/// What becomes of a known block in whose place somebody has made another one, that began with what this one had, at
+/// these workers; `None` when it was another one that had its place, or none of the replicas has begun so.
+pub fn after_replacement(known: &ExtentRecord, made: &Extent) -> Option<ExtentRecord> {
+    let is_later = made.replaces == Some(known.generation) && made.generation > known.generation;
+    let copied = Extent { generation: known.generation, ..made.clone() };
+    let after = after_commit(known, &copied).filter(|_| is_later)?;
+    Some(ExtentRecord { generation: made.generation, ..after })
 }
 
 /// Whether a block is still as somebody has seen it.
@@ -120,6 +133,12 @@ pub fn generation_after(counters: &Counters, inode: u64, record: &InodeRecord) -
     next_generation(counters, inode, record).checked_add(1).filter(|next| *next < u32::MAX)
 }
 
+/// Begins a generation of a file, that of [`generation_after`]; the caller stores the record.
+pub fn begin_generation(tx: &mut Transaction<'_>, record: &mut InodeRecord, generation: u32) {
+    record.generation = generation;
+    tx.counters.latest_generation = tx.counters.latest_generation.max(generation);
+}
+
 /// Takes the blocks from an index on off a file, and begins a generation, that of [`generation_after`]; the caller
 /// stores the record. Gives the index of each that was dropped at once, and the bytes that it took, and whether these
 /// are all.
@@ -134,8 +153,8 @@ pub fn cut(
     let was_there = |extent: &&Extent| !is_truncated(&record.cuts, extent.index, extent.generation);
     let there = extents.iter().filter(was_there);
     let dropped = there.map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
-    retire(tx, inode, record.mount_id, extents);
-    record.generation = generation;
+    retire(tx, inode, record.mount_id, extents)?;
+    begin_generation(tx, record, generation);
     // What they were for is done, or to be done by this one.
     record.cuts.retain(|known| known.from < from);
     let Some(from) = next else { return Ok((dropped, DropProgress::All)) };
@@ -151,33 +170,42 @@ pub fn drop_blocks_step(tx: &mut Transaction<'_>, inode: u64, mount_id: u32) -> 
     let begun = record.cuts.first().filter(|cut| cut.generation == u32::MAX);
     let from = begun.map_or(0, |cut| cut.from);
     let (extents, next) = tx.before().some_recorded_extents(inode, from, AT_ONCE)?;
-    retire(tx, inode, mount_id, extents);
+    retire(tx, inode, mount_id, extents)?;
     let Some(from) = next else { return Ok(DropProgress::All) };
     record.cuts = vec![Cut { from, generation: u32::MAX }];
     tx.put_inode(inode, record);
     Ok(DropProgress::Some)
 }
 
-/// Takes records of blocks away, and has the blocks freed.
-pub fn retire(tx: &mut Transaction<'_>, inode: u64, mount_id: u32, mut extents: Vec<Extent>) {
-    for extent in &mut extents {
+/// Takes records of blocks away, and has the blocks freed that no view has.
+pub fn retire(tx: &mut Transaction<'_>, inode: u64, mount_id: u32, extents: Vec<Extent>) -> Result {
+    let frozen_below = views::frozen_below(tx, inode, mount_id)?;
+    let mut freed = Vec::with_capacity(extents.len());
+    for mut extent in extents {
         let key = (inode, extent.index);
         tx.delete(schema::Extents, key);
         tx.delete(schema::Repairs, key);
         for worker in &extent.workers {
             tx.delete(schema::Replicas, (*worker, key));
         }
+        if extent.generation < frozen_below {
+            views::keep(tx, inode, mount_id, extent)?;
+            continue;
+        }
         if extent.joining != 0 {
             extent.workers.push(extent.joining);
         }
-        (extent.joined, extent.joining, extent.allocated) = (Vec::new(), 0, None);
+        let Extent { index, generation, workers, .. } = extent;
+        freed.push(Extent { index, generation, workers, ..Extent::default() });
     }
-    if !extents.is_empty() {
-        put_garbage(tx, &GarbageRecord { inode, mount_id, extents, is_cut: false });
+    if !freed.is_empty() {
+        put_garbage(tx, &GarbageRecord { inode, mount_id, extents: freed, is_cut: false });
     }
+    Ok(())
 }
 
-fn put_garbage(tx: &mut Transaction<'_>, garbage: &GarbageRecord) {
+/// Notes blocks that are to be freed, or a file that was cut.
+pub fn put_garbage(tx: &mut Transaction<'_>, garbage: &GarbageRecord) {
     tx.counters.garbage += 1;
     tx.put(schema::Garbage, tx.counters.garbage, garbage);
 }
@@ -206,5 +234,21 @@ mod tests {
         assert_eq!(after_commit(&known(&[(1, 0)]), &Extent { generation: 2, ..written(&[(1, 0)]) }), None);
         let joining = ExtentRecord { joining: 5, ..known(&[(1, 0)]) };
         assert_eq!(after_commit(&joining, &written(&[(1, 0)])), Some(known(&[(1, 0)])), "the copy lacks it");
+    }
+
+    #[test]
+    fn a_block_takes_the_place_of_the_one_that_it_began_as_and_of_no_other() {
+        let copy = |generation, replaces, at: &[(u64, u32)]| Extent { generation, replaces, ..written(at) };
+        let after = |made: &Extent| after_replacement(&known(&[(1, 0), (2, 1)]), made);
+        let expected = |at: &[(u64, u32)]| Some(ExtentRecord { generation: 7, ..known(at) });
+        assert_eq!(after(&copy(7, Some(3), &[(1, 0), (2, 1)])), expected(&[(1, 0), (2, 1)]));
+        assert_eq!(after(&copy(7, Some(3), &[(2, 1)])), expected(&[(2, 1)]));
+        assert_eq!(after(&copy(7, Some(3), &[(1, 0), (2, 0)])), expected(&[(1, 0)]), "2 has another copy by now");
+        for (generation, replaces, why) in
+            [(7, Some(2), "another had its place"), (7, None, "it began otherwise"), (3, Some(3), "it is this one")]
+        {
+            assert_eq!(after(&copy(generation, replaces, &[(1, 0)])), None, "{why}");
+        }
+        assert_eq!(after(&copy(7, Some(3), &[(5, 0)])), None, "no replica has begun so");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what
 //! is written in their place later has other names, and dropped blocks can be freed at leisure. A file that is emptied
-//! may keep its block instead, for those who read the block's file by themselves: see [`SetAttr`].
+//! may keep its block instead, for those who read the block's file by themselves: see [`SetAttr`]. A block that a view
+//! has is not written to: a commit says which one it is that another takes the place of.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
 use crate::index::extents::{self, Block, DropProgress};
-use crate::index::{origins, space};
+use crate::index::{origins, space, views};
 use crate::records::{self, extent_at, is_truncated, next_generation};
 use crate::schema;
 use crate::tables::Tables;
@@ -51,12 +52,12 @@ impl MutationContext<'_, '_> {
         let size = record.size.max(commit.grow_to);
         let (block_size, replicas) = (self.mount.block_size.max(1), self.mount.replicas.max(1));
         let next_generation = next_generation(&self.tx.counters, commit.inode, &record);
-        let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
+        let (mut blocks, mut retired) = (Vec::new(), Vec::new());
         for made in &commit.made {
             let mut known = tables.recorded_extent(commit.inode, made.index)?;
             let is_cut_off = |known: &mut ExtentRecord| is_truncated(&record.cuts, made.index, known.generation);
             // Its record makes room for that of the next one.
-            cut_off.extend(known.take_if(is_cut_off).map(|old| extent_at(made.index, old)));
+            retired.extend(known.take_if(is_cut_off).map(|old| extent_at(made.index, old)));
             let there = registered.of(made, known.as_ref())?;
             let made = there.map_or(Cow::Borrowed(made), Cow::Owned);
             if made.workers.is_empty() {
@@ -64,9 +65,11 @@ impl MutationContext<'_, '_> {
                     format!("no worker of block {} of {} was ever there", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             }
+            let is_new = (record.generation..=next_generation).contains(&made.generation);
             let after = match &known {
-                Some(known) => extents::after_commit(known, &made),
-                None if (record.generation..=next_generation).contains(&made.generation) => {
+                Some(known) if known.generation == made.generation => extents::after_commit(known, &made),
+                Some(known) => extents::after_replacement(known, &made).filter(|_| is_new),
+                None if is_new && made.replaces.is_none() => {
                     let (generation, workers) = (made.generation, made.workers.clone());
                     Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })
                 }
@@ -77,14 +80,16 @@ impl MutationContext<'_, '_> {
                 return refuse(Errno::STALE, reason);
             };
             after.allocated = block_takes(known.as_ref(), &made, block_size, size);
+            space::committed(&mut record, made.index, known.as_ref(), &after, block_size);
+            let replaced = known.take_if(|known| known.generation != after.generation);
+            retired.extend(replaced.map(|old| extent_at(made.index, old)));
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
-        extents::retire(self.tx, commit.inode, record.mount_id, cut_off);
+        extents::retire(self.tx, commit.inode, record.mount_id, retired)?;
         for (made, known, after) in &blocks {
             let block = Block { inode: commit.inode, index: made.index, mount_id: record.mount_id, replicas };
             extents::commit(self.tx, block, known.as_ref(), after, &made.workers);
-            space::committed(&mut record, made.index, known.as_ref(), after, block_size);
         }
         if changes_content(commit, record.size) {
             self.content_changed(&mut record, size);
@@ -139,11 +144,12 @@ impl MutationContext<'_, '_> {
         Ok(())
     }
 
-    /// The first block of a file that has no other, unless that is being copied.
+    /// The first block of a file that has no other, unless that is being copied, or a view has it.
     fn only_block(&self, inode: u64) -> Result<Option<ExtentRecord>> {
-        let tables = self.tx.before();
+        let (tables, frozen_below) = (self.tx.before(), views::frozen_below(self.tx, inode, self.mount.id)?);
+        let is_fit = |known: &Extent| known.index == 0 && known.joining == 0 && known.generation >= frozen_below;
         match tables.some_recorded_extents(inode, 0, 1)? {
-            (only, None) if only.iter().all(|known| known.index == 0 && known.joining == 0) => tables.extent(inode, 0),
+            (only, None) if only.iter().all(is_fit) => tables.extent(inode, 0),
             _ => Ok(None),
         }
     }

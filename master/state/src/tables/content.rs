@@ -1,7 +1,7 @@
 //! The content of files: their blocks, and their objects in the bucket.
 
 use cavern_proto::master::Extent;
-use cavern_proto::record::{ExtentRecord, InodeRecord, ObjectRecord};
+use cavern_proto::record::{ExtentRecord, InodeRecord, KeptRecord, ObjectRecord, Stray};
 
 use super::{Found, Row, Tables};
 use crate::error::Result;
@@ -73,6 +73,16 @@ impl<'a> Tables<'a> {
     pub fn replicas_at(&self, worker: u64, after: Option<FileBlock>, limit: usize) -> Result<Vec<FileBlock>> {
         let after = after.map(|block| (worker, block));
         self.rows_after(schema::Replicas, worker, after).page(limit, |row| Ok(row.key()?.1))
+    }
+
+    /// Blocks that a file has lost and views have, in the order of generations and indexes.
+    pub fn kept_blocks(&self, inode: u64) -> Result<Vec<(Stray, KeptRecord)>> {
+        self.rows(schema::KeptBlocks, inode).page(usize::MAX, |row| row.entry())
+    }
+
+    /// Blocks that files have lost and views have, beyond this one, in the order of inodes, generations and indexes.
+    pub fn kept_after(&self, after: Option<Stray>) -> impl Iterator<Item = Result<(Stray, KeptRecord)>> + use<'a> {
+        self.rows_after(schema::KeptBlocks, (), after).map(|row| row?.entry())
     }
 
     /// What the bucket has, or may have, of an inode: keys and objects, in the order of the keys. There may be as many

@@ -11,13 +11,13 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Lock, LockKind, LockType, Mount, Mutation,
-    MutationResult, RemoveName, RenameMode, RenameName, SetAttr, SetLock, SetQuota, Worker, WriteType,
+    MutationResult, RemoveName, RenameMode, RenameName, SetAttr, SetLock, SetQuota, View, Worker, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, Deleted, DropBlocks, EndSessionStep,
-    Expire, FreeContent, Freed, InitCluster, ListedEntry, ListingGroup, Mutate, Persisted, PersistedObject,
-    PropagateIntent, PutIndex, PutWorker, ReapOrphans, RemoveMount,
+    AdoptListing, ApplyListing, AttachMount, BeginObjects, BeginView, Command, CountUsage, Deleted, DropBlocks,
+    EndSessionStep, Expire, FreeContent, Freed, FreezeView, InitCluster, ListedEntry, ListingGroup, Mutate, Persisted,
+    PersistedObject, PropagateIntent, PutIndex, PutWorker, ReapOrphans, ReleaseKept, RemoveMount, RemoveView, Stray,
 };
 use cavern_state::{AT_ONCE, Database, Family, Outcome, StepProgress, Tables, Transaction, apply};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
@@ -359,6 +359,51 @@ fn blocks_that_are_written_while_others_are_being_dropped_are_there() {
     assert_eq!(freed, (many as usize - 10) + (many as usize - 20 + 1));
     let at_worker = bench.tables().replicas_at(1, None, usize::MAX).unwrap().len();
     assert_eq!(at_worker, 10 + expected.len());
+    bench.check();
+}
+
+#[test]
+fn blocks_that_views_have_come_and_go_in_short_commands() {
+    const MANY: u32 = 1 << 12;
+    let mut bench = Fixture::new(WriteType::FsMode);
+    let file = bench.create(bench.mount.root_inode, "f".into(), InodeKind::File);
+    bench.commit(file, 0..MANY, 0);
+    let view = |number: u32| {
+        let mount_id = bench.mount.id;
+        View { name: format!("v{number}"), mount_id, store_mount_id: mount_id, ..View::default() }
+    };
+    let views: Vec<View> = (1..=100).map(view).collect();
+    for view in views {
+        bench.run("view begins", Kind::BeginView(BeginView { view: Some(view) }));
+    }
+    for id in 1..=100 {
+        bench.run("view is frozen", Kind::FreezeView(FreezeView { id }));
+    }
+    // A quarter is written to, and the rest is cut off.
+    let generation = 100;
+    for first in (0..MANY / 4).step_by(250) {
+        let block = |index| {
+            let (workers, replaces) = (vec![1], Some(0));
+            Extent { index, generation, workers, replaces, ..Extent::default() }
+        };
+        let made = (first..(MANY / 4).min(first + 250)).map(block).collect();
+        bench.done("replace", Change::Commit(CommitContent { inode: file, made, ..CommitContent::default() }));
+    }
+    bench.cut(file, MANY / 4);
+    assert_eq!(bench.garbage(), 0);
+    assert_eq!(bench.tables().counters().unwrap().kept, u64::from(MANY));
+    for id in 1..=100 {
+        bench.run("view is removed", Kind::RemoveView(RemoveView { id }));
+    }
+    loop {
+        let page = bench.tables().kept_after(None).take(AT_ONCE).map(|row| row.unwrap().0);
+        let blocks: Vec<Stray> = page.collect();
+        if blocks.is_empty() {
+            break;
+        }
+        bench.run("released", Kind::ReleaseKept(ReleaseKept { blocks }));
+    }
+    assert_eq!(bench.garbage(), MANY as usize);
     bench.check();
 }
 
