@@ -10,11 +10,13 @@ use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    Claim, CommitContent, CreateInode, Extent, Kind, ListClaimsRequest, Mount, Mutation, Worker, WorkerState,
-    WorkerTable, WriteType,
+    Claim, CommitContent, CreateInode, Extent, Kind, ListClaimsRequest, Mount, Mutation, SetAttr, View, Worker,
+    WorkerState, WorkerTable, WriteType,
 };
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{DrainWorker, JoinReplica, Mutate, PutWorker, RemoveWorker};
+use cavern_proto::record::{
+    BeginView, DrainWorker, FreezeView, JoinReplica, Mutate, PutWorker, RemoveView, RemoveWorker,
+};
 use cavern_state::Outcome;
 use cavern_work::repair::claims;
 use cavern_work::workers::Workers;
@@ -295,7 +297,7 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     }
     let first = page(2, None, 1).await.claims;
     let mount_id = bench.master().services().mounts.all_recorded().unwrap()[0].id;
-    assert_eq!(first, [Claim { worker_id: 2, inode: bench.file, generation: 0, index: 0, mount_id }]);
+    assert_eq!(first, [Claim { worker_id: 2, inode: bench.file, mount_id, ..Claim::default() }]);
 
     let repair = bench.master().services().repair.clone();
     let cluster_id = bench.master().services().cluster_id.to_string();
@@ -307,6 +309,58 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
         repair.claims(ListClaimsRequest { worker_id: 9, ..known }, None).await,
         Err(WorkError::Refused(_))
     ));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_that_only_views_have_stay_at_their_workers_until_these_go() {
+    const BLOCK: u64 = 1 << 20;
+    let mut bench = Fixture::new(&[1, 2, 3]).await;
+    let file = bench.file;
+    for index in 0..3 {
+        bench.commit(index, &[1, 2], &[]).await.unwrap();
+    }
+    let grown = CommitContent { inode: file, grow_to: 3 * BLOCK, changed: true, ..CommitContent::default() };
+    bench.change(Change::Commit(grown)).await.unwrap();
+    let (proposer, repair) = (bench.master().services().proposer.clone(), bench.master().services().repair.clone());
+    let mount_id = bench.master().services().mounts.all_recorded().unwrap()[0].id;
+    let view = View { name: "v".into(), path: "/m".into(), mount_id, store_mount_id: mount_id, ..View::default() };
+    let id = proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap().id;
+    proposer.propose(FreezeView { id }).await.unwrap().unwrap();
+    let cut = SetAttr { inode: file, size: Some(BLOCK), ..SetAttr::default() };
+    bench.change(Change::SetAttr(cut)).await.unwrap();
+
+    let reader = bench.master().services().lookups.reader.clone();
+    let page = async |worker, after, limit| {
+        reader.read(move |tables| claims::page(tables, worker, after, limit)).await.unwrap()
+    };
+    for limit in [1, 2, 3, 100] {
+        let (mut claimed, mut after) = (Vec::new(), None);
+        loop {
+            let list = page(1, after, limit).await;
+            assert!(list.claims.len() <= limit);
+            claimed.extend(list.claims.iter().map(|claim| (claim.kept, claim.index, claim.mount_id)));
+            if list.is_last {
+                break;
+            }
+            after = list.claims.last().copied();
+        }
+        let expected = [(false, 0), (true, 1), (true, 2)].map(|(kept, index)| (kept, index, mount_id));
+        assert_eq!(claimed, expected, "{limit} at a time");
+    }
+    assert!(page(3, None, 100).await.claims.is_empty());
+
+    bench.fake.live.lock()[0].1 = WorkerState::Lost;
+    let refused = repair.remove_once(&Request::default(), 1, false).await.unwrap();
+    assert!(!refused.removed && refused.reason.contains("2 blocks at worker 1 are kept for views"), "{refused:?}");
+    bench.fake.live.lock()[0].1 = WorkerState::Live;
+
+    proposer.propose(RemoveView { id }).await.unwrap().unwrap();
+    repair.views_removed();
+    let expected = [(1, 1), (1, 2), (2, 1), (2, 2)];
+    eventually(|| async { expected.iter().all(|freed| bench.fake.freed.lock().contains(freed)) }).await;
+    let counters = reader.read(|tables| Ok(tables.counters()?)).await.unwrap();
+    assert_eq!((counters.kept, counters.frozen_views), (0, 0));
     bench.end().await;
 }
 

@@ -5,6 +5,7 @@
 //! - [`block`](self::block): one copy: nobody writes to the block from its beginning to its end.
 //! - [`claims`](self::claims): what each worker is to keep.
 //! - [`strays`](self::strays): what workers have of blocks that they are no part of any more, to be freed.
+//! - [`kept`](self::kept): blocks that only views have, to be freed when these go.
 //! - [`unavailable`](self::unavailable): files of which nobody who is there has everything.
 //! - [`decommission`](self::decommission): workers that are emptied, and taken out of the table.
 //!
@@ -17,6 +18,7 @@ mod block;
 pub mod claims;
 mod decommission;
 mod describe;
+mod kept;
 mod plan;
 mod scan;
 mod strays;
@@ -31,7 +33,7 @@ use cavern_consensus::Proposer;
 use cavern_proto::master::WorkerState;
 use cavern_state::FileBlock;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use self::availability::AvailabilityMap;
@@ -60,6 +62,8 @@ pub struct Repair {
     /// Blocks copied at a time.
     permits: Arc<Semaphore>,
     progress: Mutex<RepairProgress>,
+    /// Told of when blocks that were kept may be nobody's.
+    views_removed: watch::Sender<()>,
     metrics: RepairMetrics,
     tasks: TaskGroup,
 }
@@ -100,6 +104,7 @@ impl Repair {
             after: conf.repair_after.get(),
             permits: Arc::new(Semaphore::new(conf.repair_concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             progress: Mutex::default(),
+            views_removed: watch::Sender::new(()),
             metrics,
             tasks: TaskGroup::default(),
         })

@@ -1,7 +1,11 @@
 //! The blocks that each worker is to keep: it frees others by itself, which were made for clients that died before they
-//! said so.
+//! said so. First come those of files, then those that only views have: a block that goes from the ones to the others
+//! while the pages of a list are asked for is on one of them.
+
+use std::collections::HashSet;
 
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
+use cavern_proto::record::Stray;
 use cavern_security::Identity;
 use cavern_state::Tables;
 
@@ -50,7 +54,8 @@ pub fn page(tables: Tables<'_>, worker: u64, after: Option<Claim>, limit: usize)
     let mut list = ClaimList { claims: Vec::new(), is_last: true };
     // Of the last file, which has the blocks that follow as a rule.
     let mut mount: Option<(u64, u32)> = None;
-    for owner in owners.into_iter().filter(|owner| after.is_none_or(|after| *owner >= after.worker_id)) {
+    let is_next = |owner: &u64| after.is_none_or(|after| !after.kept && *owner >= after.worker_id);
+    for owner in owners.into_iter().filter(is_next) {
         let from = after.filter(|after| after.worker_id == owner).map(|after| (after.inode, after.index));
         let room = limit - list.claims.len();
         let blocks = tables.replicas_at(owner, from, room)?;
@@ -62,12 +67,41 @@ pub fn page(tables: Tables<'_>, worker: u64, after: Option<Claim>, limit: usize)
                     mount = Some((inode, tables.inode(inode)?.map_or(0, |record| record.mount_id)));
                 }
                 let (generation, mount_id) = (extent.generation, mount.map_or(0, |(_, mount_id)| mount_id));
-                list.claims.push(Claim { worker_id: owner, inode, generation, index, mount_id });
+                list.claims.push(Claim { worker_id: owner, inode, generation, index, mount_id, kept: false });
             }
         }
         if !list.is_last {
-            break;
+            return Ok(list);
         }
     }
+    add_kept(tables, worker, after.filter(|after| after.kept), limit, &mut list)?;
     Ok(list)
+}
+
+/// Goes on with the blocks that only views have.
+fn add_kept(
+    tables: Tables<'_>,
+    worker: u64,
+    after: Option<Claim>,
+    limit: usize,
+    list: &mut ClaimList,
+) -> Result<(), WorkError> {
+    if tables.counters()?.kept == 0 {
+        return Ok(());
+    }
+    let others = tables.workers()?.into_iter().filter_map(|record| record.worker).map(|known| known.id);
+    let others: HashSet<u64> = others.filter(|other| *other != worker).collect();
+    let after = after.map(|Claim { inode, generation, index, .. }| Stray { inode, generation, index });
+    for row in tables.kept_after(after) {
+        let (Stray { inode, generation, index }, kept) = row?;
+        if kept.workers.iter().all(|has| others.contains(has)) {
+            continue;
+        }
+        if list.claims.len() == limit {
+            list.is_last = false;
+            break;
+        }
+        list.claims.push(Claim { worker_id: worker, inode, generation, index, mount_id: kept.mount_id, kept: true });
+    }
+    Ok(())
 }

@@ -7,7 +7,8 @@
 //!
 //! *Removal* must lose nothing unless it is forced: the worker is given up first wherever another one has the block,
 //! then the blocks of files that their bucket has are dropped, and the command that takes it out of the table refuses
-//! if it has any block left then. Whatever was written meanwhile is seen by that.
+//! if it has any block left then. Whatever was written meanwhile is seen by that. Blocks that only views have are not
+//! copied: a worker that has any stays until these views go.
 
 use std::collections::BTreeSet;
 
@@ -146,6 +147,15 @@ impl Repair {
             }
             if let Err(reason) = self.empty(worker_id, &availability).await {
                 return refused(format!("worker {worker_id} cannot be removed yet: {reason}"), only_here);
+            }
+            // Behind that: what a file loses there is kept before it is not the file's any more.
+            let kept = self.reader.read(move |tables| Ok(tables.count_kept_at(worker_id)?)).await?;
+            if kept > 0 {
+                let reason = format!(
+                    "{kept} blocks at worker {worker_id} are kept for views: delete these with `cv view delete`; with \
+                     --force the views may lose them"
+                );
+                return refused(reason, only_here);
             }
         }
         let remove = RemoveWorker { worker_id, with_replicas: forced };

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::availability::{Availability, AvailabilityMap};
 use super::plan::{Step, plan};
-use super::{Failure, PAGE, Repair, strays, unavailable};
+use super::{Failure, PAGE, Repair, kept, strays, unavailable};
 use crate::background::{BackgroundTask, Next, Pace, TaskList};
 use crate::error::WorkError;
 
@@ -28,6 +28,9 @@ impl Repair {
         list.start(&self.tasks, scan, self.clone(), |repair| repair.scan_all().boxed());
         let strays = BackgroundTask::new("free-strays", Pace::after(strays::PAUSE));
         list.start(&self.tasks, strays, self.clone(), |repair| repair.free_strays().boxed());
+        let pace = Pace::after(kept::PAUSE).woken_by(self.views_removed.subscribe());
+        let kept = BackgroundTask::new("release-kept", pace).with_backoff(backoff::REPLICA);
+        list.start(&self.tasks, kept, self.clone(), |repair| repair.release_kept().boxed());
         let count = BackgroundTask::new("count-unavailable", Pace::after_at_least(unavailable::PAUSE, REST));
         list.start(&self.tasks, count, self.clone(), |repair| repair.count_unavailable().boxed());
     }

@@ -19,6 +19,7 @@ mod courtesy;
 mod group;
 mod notify;
 pub(super) mod open;
+mod settled;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -81,6 +82,8 @@ struct State {
     owners: Owners,
     /// The last session that began at a place that has room for one.
     places: HashMap<String, u64>,
+    /// How many leases are over of clients that have not said that they end.
+    lapses: u64,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
     watches: WatchRegistry,
@@ -123,6 +126,7 @@ impl State {
 
     /// The lease of a session is over.
     fn lapse(&mut self, session: u64) {
+        self.lapses += 1;
         self.watches.end(session);
         self.invalidations.gone(session);
         if self.is_courtesy(session) {
@@ -178,6 +182,8 @@ struct Session {
     knows_earlier: bool,
     /// Of which its client knows the masters.
     group_epoch: u64,
+    /// Of the mount table that its client goes by, whatever it writes.
+    mounts_epoch: u64,
     /// When it is known here what its client knows, since it has said so, and its kernel trusts nothing else any more.
     settles_at: Option<Instant>,
     /// What its client has said last of what it does.
@@ -214,6 +220,7 @@ impl WatchHub {
             courtesy: CourtesySessions::default(),
             owners: Owners::default(),
             places: HashMap::new(),
+            lapses: 0,
             started: Instant::now(),
             watches: WatchRegistry::default(),
             delegations: changes.delegations(),
@@ -538,17 +545,23 @@ impl WatchHub {
 
     /// Returns when the sessions are as they should be, at the latest after one lease; whether they are.
     async fn wait_until(&self, is_so: impl Fn(&State) -> bool) -> bool {
-        let deadline = tokio::time::Instant::now() + self.lease;
+        self.wait_for(self.lease, |state| is_so(state).then_some(())).await.is_some()
+    }
+
+    /// Returns when a look finds something, at the latest after so long.
+    async fn wait_for<T>(&self, patience: Duration, look: impl Fn(&State) -> Option<T>) -> Option<T> {
+        let deadline = tokio::time::Instant::now() + patience;
         loop {
             let changed = self.progress.notified();
             tokio::pin!(changed);
             // Registered before looking, so that no acknowledgement in between is missed.
             changed.as_mut().enable();
-            if is_so(&self.looked()) {
-                return true;
+            let found = look(&self.looked());
+            if found.is_some() {
+                return found;
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
-                return false;
+                return None;
             }
         }
     }

@@ -95,6 +95,7 @@ impl WatchHub {
             received_at: Instant::now(),
             knows_earlier: before.knows_inodes || goes_on,
             group_epoch: 0,
+            mounts_epoch: 0,
             settles_at: None,
             activity: ClientActivity::default(),
         };

@@ -100,6 +100,44 @@ async fn who_does_not_say_that_it_knows_the_masters_is_named_after_a_lease() {
 }
 
 #[tokio::test]
+async fn whoever_freezes_something_waits_until_all_clients_go_by_that() {
+    let hub = hub(Duration::from_millis(300));
+    let (one, other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
+    let (first, second) = (one.id(), other.id());
+    hub.mounts_settled(first, 8);
+    let (settled, ()) = tokio::join!(hub.wait_settled(7), async { hub.mounts_settled(second, 7) });
+    settled.unwrap();
+    // One that ends writes nothing any more.
+    let (settled, ()) = tokio::join!(hub.wait_settled(8), async { hub.end(second) });
+    settled.unwrap();
+    let late = hub.wait_settled(9).await.unwrap_err().to_string();
+    assert!(late.contains("client one did not say in time"), "{late}");
+
+    // One that comes back says it once more.
+    drop(one);
+    let (settled, again) = tokio::join!(hub.wait_settled(8), async {
+        let again = hub.open("one", Before::of(first, false)).unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        hub.mounts_settled(first, 8);
+        again
+    });
+    settled.unwrap();
+    assert_eq!(again.id(), first);
+
+    // And of one that does not nobody knows what it writes, until it is forgotten.
+    drop(again);
+    let mut waiting = std::pin::pin!(hub.wait_settled(8));
+    let lapsed = loop {
+        tokio::select! {
+            settled = &mut waiting => break settled.unwrap_err().to_string(),
+            () = tokio::time::sleep(Duration::from_millis(20)) => hub.tick(),
+        }
+    };
+    assert!(lapsed.contains("has ended meanwhile"), "{lapsed}");
+    hub.wait_settled(9).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_session_that_falls_behind_is_reset() {
     let hub = hub(Duration::from_secs(5));
     let mut session = hub.open("test", Before::default()).unwrap();
