@@ -52,6 +52,12 @@ pub async fn list_claims(parts: &WorkerParts, request: ListClaimsRequest) -> Res
     parts.master.try_call("ListClaims", ask).await
 }
 
+/// Where a claim comes in the list of all: those of files first, then those that views keep.
+pub fn order(claim: &Claim) -> (bool, u64, u64, u32, u32) {
+    let Claim { worker_id, inode, generation, index, kept, .. } = *claim;
+    if kept { (true, 0, inode, generation, index) } else { (false, worker_id, inode, 0, index) }
+}
+
 /// Frees those that nobody has written to for `rest` and that are still the same; gives which these were.
 pub async fn free_orphans(parts: &WorkerParts, due: Vec<OrphanCandidate>, rest: Duration) -> Vec<BlockId> {
     let data = parts.stores.data.clone();
@@ -133,7 +139,6 @@ impl OrphanCollector {
             if list.is_last {
                 return Ok(claims);
             }
-            let order = |claim: &Claim| (claim.worker_id, claim.inode, claim.index);
             let last = list.claims.last().filter(|last| after.is_none_or(|after| order(&after) < order(last)));
             after = Some(*last.ok_or("the master's list of blocks does not go on")?);
         }

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::journals::Journals;
-use crate::orphan_blocks::{OrphanCandidate, free_orphans, list_claims};
+use crate::orphan_blocks::{OrphanCandidate, free_orphans, list_claims, order};
 use crate::parts::WorkerParts;
 use crate::request_error::Refusal;
 
@@ -231,35 +231,59 @@ impl ReservedBlocks {
         }
     }
 
-    /// Forgets blocks that files have, and gives those that were asked about and that no file has.
+    /// Forgets blocks that files have, or views, and gives those that were asked about and that nobody has.
     async fn confirm(&self, scope: &Scope) -> Result<Vec<BlockId>, NetError> {
         let (worker_id, cluster_id) = self.parts.membership.now();
         if worker_id == 0 {
             return Ok(Vec::new());
         }
-        let pending = self.pending(scope, worker_id);
-        let mut at = 0;
+        let mut pending = self.pending(scope, worker_id);
+        // In this order: a file may lose a block to a view meanwhile.
+        for kept in [false, true] {
+            let told = self.confirm_in(&pending, kept, (worker_id, &cluster_id)).await?;
+            let noted = self.noted.lock();
+            pending.truncate(told);
+            pending.retain(|(_, id)| noted.blocks.contains_key(id));
+        }
+        Ok(pending.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// Asks which of these blocks files have, or which views keep; and for how many of them that is known then.
+    async fn confirm_in(
+        &self,
+        pending: &[((u64, u32), BlockId)],
+        kept: bool,
+        (worker_id, cluster_id): (u64, &str),
+    ) -> Result<usize, NetError> {
+        let (mut at, mut last): (usize, Option<Claim>) = (0, None);
         for _ in 0..PAGES_MAX {
             let Some(((inode, index), _)) = pending.get(at) else { break };
-            let after = Some(before(worker_id, *inode, *index));
-            let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.clone(), after };
+            // Of those that views keep the generations of a file are not known: all of them are asked for.
+            let place = if kept { before(worker_id, *inode, 0) } else { before(worker_id, *inode, *index) };
+            let place = Claim { kept, generation: u32::MAX, ..place };
+            let after = last.filter(|last| order(last) > order(&place)).unwrap_or(place);
+            let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.to_owned(), after: Some(after) };
             let list = list_claims(&self.parts, request).await?;
-            self.forget(&cluster_id, &list.claims);
-            at = match list.claims.last() {
-                Some(last) if !list.is_last && last.worker_id == worker_id => {
-                    pending.partition_point(|(place, _)| *place <= (last.inode, last.index)).max(at + 1)
+            self.forget(cluster_id, &list.claims);
+            last = list.claims.last().copied();
+            at = match &last {
+                Some(last) if !list.is_last && last.kept == kept && last.worker_id == worker_id => {
+                    let is_told = |(place, _): &((u64, u32), BlockId)| match kept {
+                        true => place.0 < last.inode,
+                        false => *place <= (last.inode, last.index),
+                    };
+                    let told = pending.partition_point(is_told);
+                    if kept { told.max(at) } else { told.max(at + 1) }
                 }
                 // There are more, and none is told: nothing is known of the rest.
                 None if !list.is_last => break,
                 _ => pending.len(),
             };
         }
-        let noted = self.noted.lock();
-        let asked = pending.into_iter().take(at).map(|(_, id)| id);
-        Ok(asked.filter(|id| noted.blocks.contains_key(id)).collect())
+        Ok(at)
     }
 
-    /// Files have these.
+    /// Files have these, or views.
     fn forget(&self, cluster_id: &str, claims: &[Claim]) {
         let mut noted = self.noted.lock();
         for claim in claims {
@@ -439,6 +463,29 @@ mod tests {
             (inode, index)
         };
         assert_eq!([place(7, 2), place(7, 0), place(0, 0)], [(7, 1), (6, u32::MAX), (0, u32::MAX)]);
+    }
+
+    #[test]
+    fn what_views_keep_comes_behind_all_that_files_have() {
+        let file =
+            |worker_id, inode, generation, index| Claim { worker_id, inode, generation, index, ..Claim::default() };
+        let kept =
+            |worker_id, inode, generation, index| Claim { kept: true, ..file(worker_id, inode, generation, index) };
+        let all = [
+            file(3, 7, 2, 0),
+            file(3, 7, 1, 1),
+            file(3, 8, 0, 0),
+            file(4, 1, 0, 0),
+            kept(3, 2, 1, 9),
+            kept(3, 2, 2, 0),
+            kept(3, 2, 2, 1),
+            kept(3, 3, 0, 0),
+        ];
+        assert!(all.is_sorted_by(|a, b| order(a) < order(b)));
+        // Before all generations of a file.
+        let place = Claim { kept: true, generation: u32::MAX, ..before(3, 2, 0) };
+        assert!(order(&all[3]) < order(&place) && order(&place) < order(&all[4]));
+        assert!(order(&kept(3, 1, u32::MAX - 1, u32::MAX)) < order(&place));
     }
 
     #[test]

@@ -129,18 +129,23 @@ impl Service {
         found?.map_err(Refusal::from)
     }
 
-    /// Makes the block of a reservation that begins with what the bucket has.
+    /// Makes the block of a reservation that begins with what the bucket has, or an earlier block of the file.
     pub(super) async fn begin_with_origin(
         &self,
         request: &ReserveRequest,
         tenant: Option<&Tenant>,
     ) -> Result<(), Refusal> {
-        let Some(origin) = request.origin.clone() else { return Ok(()) };
-        let target = BlockSource::parse_data(request.block.clone().unwrap_or_default())?;
+        let Some(named) = request.origin.clone() else { return Ok(()) };
+        let block = request.block.clone().unwrap_or_default();
+        let target = BlockSource::parse_data(block.clone())?;
         within(&request.ranges, target.length)?;
-        let BlockSource::Object(origin) = BlockSource::parse(origin)? else {
-            return Err(Refusal::bad_request("an origin is a block of an object"));
-        };
+        let is_earlier = self.is_earlier(&named, &block);
+        let origin = BlockSource::parse(named)?;
+        if matches!(origin, BlockSource::Data(_)) && !is_earlier {
+            return Err(Refusal::bad_request(
+                "an origin is a block of an object, or the same of an earlier generation",
+            ));
+        }
         let until = Instant::now() + deadline_of(request.deadline_ms);
         let begun = async {
             let _turn = match tenant {
@@ -148,9 +153,26 @@ impl Service {
                 None => None,
             };
             let turns = (tenant.map(|tenant| &tenant.disk_turns), until);
-            self.fills.begin_with_origin(target, &origin, request.origin_bytes, turns).await
+            match origin {
+                BlockSource::Object(origin) => {
+                    self.fills.begin_with_origin(target, &origin, request.origin_bytes, turns).await
+                }
+                BlockSource::Data(origin) => {
+                    self.fills.begin_with_block(target, origin, request.origin_bytes, turns).await
+                }
+            }
         };
         tokio::time::timeout_at(until, Box::pin(begun)).await.unwrap_or_else(|_| Err(Refusal::deadline()))
+    }
+
+    /// Whether a block was at the place of another one in the same file before. Names are looked at whoever asks: what
+    /// is copied is shown to whoever may read the file.
+    fn is_earlier(&self, origin: &BlockRef, block: &BlockRef) -> bool {
+        let place = |block: &BlockRef| (block.mount_id, block.inode, block.index, block.block_size);
+        let is_named = |block: &BlockRef| self.parts.membership.is_of_cluster(block);
+        place(origin) == place(block)
+            && origin.generation < block.generation
+            && [origin, block].into_iter().all(is_named)
     }
 
     /// How long a writer who wants room is to wait.

@@ -72,6 +72,61 @@ async fn a_block_begins_with_what_the_bucket_has_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_block_begins_with_what_an_earlier_one_of_the_file_has_or_not_at_all() {
+    let bench = Fixture::new("origin-frozen").await;
+    let mut client = bench.tcp().await;
+    let of =
+        |inode: u64, generation: u32, index: u32| BlockRef::of_inode("cluster-1", inode, generation, index, BLOCK, 1);
+    let (frozen, next, all) = (of(1, 2, 1), of(1, 5, 1), BLOCK as u32);
+    let missing = reserve(&mut client, &next, frozen.clone(), all).await;
+    assert_eq!(missing.status(), Status::NoSuchBlock);
+    // A hole between two pieces, and an end within a chunk.
+    let (first, last) = (noise(100_000), noise(70_001));
+    write(&mut client, &frozen, &first).await;
+    let offset = MIB as u32;
+    let request = WriteRequest { block: Some(frozen.clone()), offset, ..Default::default() };
+    client.send_with(FrameKind::Write, &request, &last).await;
+    let written: WriteReply = client.receive().await.unwrap().decode(FrameKind::WriteReply);
+    assert_eq!(written.status(), Status::Ok, "{}", written.message);
+    for (other, why) in [
+        (of(2, 2, 1), "of another file"),
+        (of(1, 2, 0), "another of the file"),
+        (of(1, 5, 1), "itself"),
+        (of(1, 6, 1), "a later one"),
+        (BlockRef { generation: 2, ..of(2, 3, 1) }, "another under its name"),
+        (BlockRef { block_size: BLOCK / 2, ..frozen.clone() }, "of another size"),
+        (BlockRef { mount_id: 2, ..frozen.clone() }, "of another mount"),
+    ] {
+        let other = BlockRef { inode: 1, ..other };
+        assert_eq!(reserve(&mut client, &next, other, all).await.status(), Status::BadRequest, "{why}");
+    }
+    client.send(FrameKind::Query, &QueryRequest { blocks: vec![next.clone()], held: None }).await;
+    let known: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+    assert!(!known.items[0].known);
+
+    let made = reserve(&mut client, &next, frozen.clone(), all).await;
+    assert_eq!(made.status(), Status::Ok, "{}", made.message);
+    let length = offset + last.len() as u32 + 1000;
+    let mut expected = vec![0; length as usize];
+    expected[..first.len()].copy_from_slice(&first);
+    expected[offset as usize..][..last.len()].copy_from_slice(&last);
+    assert!(read(&mut client, &next, length).await == expected);
+    assert!(made.allocated.unwrap() < u64::from(offset), "the hole is one still");
+
+    // Each goes its own way from here on, and what is there stays as it is.
+    write(&mut client, &next, b"written").await;
+    let again = reserve(&mut client, &next, frozen.clone(), all).await;
+    assert_eq!((again.status(), again.incarnation), (Status::Ok, made.incarnation));
+    assert_eq!(read(&mut client, &next, 7).await, b"written");
+    assert!(read(&mut client, &frozen, length).await == expected);
+    client.send(FrameKind::Free, &FreeRequest { blocks: vec![frozen.clone()] }).await;
+    let freed: FreeReply = client.receive().await.unwrap().decode(FrameKind::FreeReply);
+    assert_eq!(freed.blocks, 1);
+    assert_eq!(reserve(&mut client, &next, frozen, all).await.status(), Status::Ok, "it is here already");
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_object_is_composed_of_blocks_and_of_another_object() {
     let bench = Fixture::new("origin-object").await;
     let mut client = bench.tcp().await;

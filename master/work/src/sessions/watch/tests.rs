@@ -104,6 +104,9 @@ async fn whoever_freezes_something_waits_until_all_clients_go_by_that() {
     let hub = hub(Duration::from_millis(300));
     let (one, other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     let (first, second) = (one.id(), other.id());
+    while !hub.has_settled() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     hub.mounts_settled(first, 8);
     let (settled, ()) = tokio::join!(hub.wait_settled(7), async { hub.mounts_settled(second, 7) });
     settled.unwrap();
