@@ -7,7 +7,7 @@
 //! ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block at its workers, `blocks` opens
 //! them, `layout_cache` is what stays known when nobody has the file open, `origin` is about what no block has,
 //! `kernel_reads` about what a kernel reads by itself, `read`, `write`, `append`, `copy` and `set_attributes` do what
-//! their names say. `open_file_table` are all that are open.
+//! their names say. `open_file_table` are all that are open; `settle` is about what views freeze of them.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
@@ -31,6 +31,7 @@ mod prefetch_window;
 mod read;
 mod recovery;
 mod set_attributes;
+mod settle;
 mod state;
 mod sync;
 mod write;

@@ -66,6 +66,7 @@ use cavern_net::NetError;
 use cavern_net::master::RetryPolicy;
 use cavern_posix::check_name;
 use cavern_proto::ROOT_INODE;
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 pub use directory::DirPage;
@@ -80,7 +81,7 @@ pub use sink::{InvalidationSink, NoSink};
 
 use crate::error::ClientError;
 use crate::journal::Journal;
-use crate::mounts::Mounts;
+use crate::mounts::{MountView, Mounts};
 use cache::Found;
 use directory::LISTING_PAGE;
 use freshness::{CacheDecision, Freshness, LeaseState};
@@ -269,6 +270,15 @@ impl Metadata {
     /// is lost that was answered here. Called from the watch task: must not block. To be called once.
     pub(crate) fn on_changed_contents(&self, listener: impl Fn(ChangedContents) + Send + Sync + 'static) {
         self.inner.open.set_listener(listener);
+    }
+
+    /// `settle` is asked to end what is written to files of mounts of which views have frozen more; the masters are told
+    /// when it has. To be called once.
+    pub(crate) fn on_frozen(
+        &self,
+        settle: impl Fn(Vec<Arc<MountView>>) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) {
+        self.inner.tables.on_frozen(settle);
     }
 
     /// Whether an inode is known to have a name.

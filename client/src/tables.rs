@@ -1,9 +1,13 @@
 //! The mount table and the worker table, kept current: fetched at the start, when the master announces another epoch,
 //! and when an entry names a mount that is not in the table. What workers say of themselves begins no epoch: whoever
 //! wants to know how full they are has their table renewed.
+//!
+//! A mount table is in force at once, and says what views have frozen. It is *settled* when nothing is written any more
+//! that was begun with an earlier one: the master is told ([`Tables::settled`]).
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cavern_conf::{backoff, schema};
@@ -11,8 +15,9 @@ use cavern_net::WorkerPool;
 use cavern_net::master::{MasterChannel, Stubs};
 use cavern_proto::master::{ListMountsRequest, ListWorkersRequest};
 use cavern_security::Role;
+use futures::future::{BoxFuture, join};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -24,11 +29,21 @@ use crate::single_flight::SingleFlight;
 const RENEW_AFTER: Duration = Duration::from_secs(1);
 const RENEW_WAIT: Duration = Duration::from_secs(1);
 
+/// Completes when nothing is written any more to files of these mounts that was begun before.
+type Settle = Box<dyn Fn(Vec<Arc<MountView>>) -> BoxFuture<'static, ()> + Send + Sync>;
+
 pub(crate) struct Tables {
     master: MasterChannel,
     pool: Arc<WorkerPool>,
     ufs: schema::Ufs,
     mounts: RwLock<Arc<Mounts>>,
+    /// Mounts are fetched by one at a time: no table takes the place of a later one.
+    fetching: tokio::sync::Mutex<()>,
+    /// There is another mount table.
+    replaced: Notify,
+    settle: OnceLock<Settle>,
+    /// Epoch of the last mount table that is settled.
+    settled: watch::Sender<u64>,
     /// When the worker table was to be renewed last.
     renewed: Mutex<Option<Instant>>,
     flights: SingleFlight<(), Result<(), ClientError>>,
@@ -50,6 +65,10 @@ impl Tables {
             pool,
             ufs: ufs.clone(),
             mounts: RwLock::default(),
+            fetching: tokio::sync::Mutex::default(),
+            replaced: Notify::new(),
+            settle: OnceLock::new(),
+            settled: watch::Sender::new(0),
             renewed: Mutex::default(),
             flights: SingleFlight::default(),
             stale: Stale::default(),
@@ -105,6 +124,7 @@ impl Tables {
     }
 
     async fn fetch_mounts(&self) -> Result<(), ClientError> {
+        let _one = self.fetching.lock().await;
         // Whoever runs the cluster reads from its workers only, and is not given what they read with.
         let is_of_person = self.pool.own_role().is_some_and(Role::is_of_person);
         let table = if is_of_person {
@@ -117,6 +137,7 @@ impl Tables {
         let known = self.mounts();
         let mounts = Arc::new(Mounts::new(table, &known, &self.ufs, (!is_of_person).then_some(&self.master)));
         *self.mounts.write() = mounts;
+        self.replaced.notify_one();
         Ok(())
     }
 
@@ -141,8 +162,54 @@ impl Tables {
         }
     }
 
+    /// Whom to ask: see [`Metadata::on_frozen`](crate::Metadata::on_frozen).
+    pub(crate) fn on_frozen(
+        &self,
+        settle: impl Fn(Vec<Arc<MountView>>) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) {
+        let _is_set = self.settle.set(Box::new(settle));
+    }
+
+    /// Epoch of the mount table by which all goes that is written; 0 before the first.
+    pub(crate) fn settled(&self) -> u64 {
+        *self.settled.borrow()
+    }
+
+    /// Completes when that is another.
+    pub(crate) async fn settles_beyond(&self, epoch: u64) {
+        let mut settled = self.settled.subscribe();
+        // Its sender is here.
+        let _never_gone = settled.wait_for(|settled| *settled != epoch).await;
+    }
+
+    /// Has all that is written go by each new mount table.
+    async fn settle_tables(&self) {
+        let mut frozen: HashMap<u32, u32> = HashMap::new();
+        loop {
+            let mounts = self.mounts();
+            if mounts.epoch() != self.settled() {
+                let has_grown = |mount: &&Arc<MountView>| {
+                    let below = mount.frozen_below();
+                    frozen.insert(mount.id(), below).unwrap_or_default() < below
+                };
+                let grown: Vec<Arc<MountView>> = mounts.iter().filter(has_grown).cloned().collect();
+                if let Some(settle) = self.settle.get().filter(|_| !grown.is_empty()) {
+                    settle(grown).await;
+                }
+                self.settled.send_replace(mounts.epoch());
+            }
+            self.replaced.notified().await;
+        }
+    }
+
     /// Fetches what was asked for until `stop`; `mounts_replaced` is called after every new mount table.
     pub(crate) async fn run_updater(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
+        // What is being written may wait for the next table of workers.
+        let settling = stop.run_until_cancelled(self.settle_tables());
+        join(self.update_tables(stop.clone(), mounts_replaced), settling).await;
+    }
+
+    async fn update_tables(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
         let mut backoff = backoff::MASTER.begin();
         loop {
             tokio::select! {

@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_conf::{Failpoint, backoff};
+use cavern_conf::{Failpoint, backoff, host};
 use cavern_net::{NetError, Route};
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{BlockRef, Status, WriteRequest, open_request};
 use cavern_proto::{ChunkMap, ContentId};
+use futures::future::join_all;
 use tokio::time::Instant;
 
 use super::block::{OpenBlock, Replica, block_name, reservation, reserve};
@@ -39,7 +40,7 @@ pub(super) fn is_worker_failure(error: &ClientError) -> bool {
 #[derive(Clone, Debug)]
 enum InitialContent {
     Zeros,
-    /// The first bytes of a block of the origin, which its worker fetches.
+    /// The first bytes of a block of the origin, which its worker fetches; or of one that a view has, which it has.
     Origin(BlockRef, u32),
     /// Bytes that are written over all that the origin has.
     Bytes(Bytes),
@@ -179,28 +180,35 @@ impl FsFile {
             if known.layout.block(index).is_some_and(|known| known.is_joined) {
                 return Err(held());
             }
-            Ok(known.blocks.get(&index).filter(|open| open.has_room(bytes)).cloned())
+            let is_fit = |open: &&Arc<OpenBlock>| open.has_room(bytes) && !self.is_frozen(open.generation);
+            Ok(known.blocks.get(&index).filter(is_fit).cloned())
         };
         if let Some(open) = self.use_known(open).await?? {
             return Ok(open);
         }
+        self.commit_frozen(index).await?;
         let _one = self.turns.opening.lock().await;
         let granted = |known: &mut Known| {
             let granted = self.use_preallocated(known, index, bytes);
+            if self.is_frozen(known.layout.next_generation()) {
+                known.layout.makes_from(self.mount.frozen_below());
+            }
             let (located, open) = (known.layout.block(index).cloned(), known.blocks.get(&index).cloned());
-            (granted, located, open, known.layout.next_generation())
+            let is_frozen = located.as_ref().is_some_and(|located| self.is_frozen(located.generation));
+            (granted, located, open.filter(|_| !is_frozen), is_frozen, known.layout.next_generation())
         };
-        let (granted, known, open, generation) = self.use_known(granted).await?;
+        let (granted, known, open, is_frozen, generation) = self.use_known(granted).await?;
         if let Some(open) = granted.or_else(|| open.clone().filter(|open| open.has_room(bytes))) {
             return Ok(open);
         }
-        if known.as_ref().is_some_and(|known| known.is_joined) {
+        if known.as_ref().is_some_and(|known| known.is_joined || is_frozen && !known.is_committed) {
             return Err(held());
         }
         let known_reserved = open.as_ref().filter(|open| open.is_reserved()).map(|open| open.reserved.lock().clone());
         let generous = self.with_room_ahead(bytes, known_reserved.as_ref());
         let since = Instant::now();
         let (mut made, failed) = match &known {
+            Some(frozen) if is_frozen => (self.replace(index, frozen, generation, bytes).await?, Vec::new()),
             Some(known) => {
                 let name = self.name_of(index, known.generation);
                 let is_known = open.filter(|open| open.is_writable && known.is_at(open.generation, &open.replicas));
@@ -231,6 +239,11 @@ impl FsFile {
         self.use_known(|now| {
             let layout = &mut now.layout;
             match known {
+                Some(frozen) if is_frozen => {
+                    if !layout.replaced(index, frozen.generation, &made, host::wall_ns()) {
+                        return;
+                    }
+                }
                 Some(known) => layout.gave_up(index, known.generation, &failed),
                 None if layout.block(index).is_none() && layout.takes(made.generation) => {
                     layout.made(index, made.generation, made.workers());
@@ -249,7 +262,8 @@ impl FsFile {
     /// The block that was asked for before the file was made, if this is the first that is written to it, and fits.
     pub(super) fn use_preallocated(&self, known: &mut Known, index: u32, bytes: &Range<u32>) -> Option<Arc<OpenBlock>> {
         let Known { layout, blocks, granted, .. } = known;
-        if index != 0 || layout.generation() != 0 || layout.block(0).is_some() || layout.origin().is_some() {
+        let is_first = index == 0 && layout.generation() == 0 && layout.block(0).is_none() && layout.origin().is_none();
+        if !is_first || self.is_frozen(0) {
             return None;
         }
         let granted = Arc::new(granted.take_if(|granted| granted.has_room(bytes))?);
@@ -315,6 +329,48 @@ impl FsFile {
             return Err(failure.unwrap_or(ClientError::NoWorkers));
         }
         Ok(OpenBlock::to_write(name, generation, replicas, bytes))
+    }
+
+    /// What a view has is known to the master as it is here, before another block takes its place.
+    async fn commit_frozen(&self, index: u32) -> Result<(), ClientError> {
+        let is_due = |known: &mut Known| {
+            let block = known.layout.block(index);
+            block.is_some_and(|block| !block.is_committed && self.is_frozen(block.generation))
+        };
+        if self.use_known(is_due).await? { self.commit_written().await } else { Ok(()) }
+    }
+
+    /// Makes a block in the place of one that a view has, with what that has, at each of its workers. Those that fail
+    /// are left out, unless all do.
+    async fn replace(
+        &self,
+        index: u32,
+        frozen: &LocatedBlock,
+        generation: u32,
+        bytes: &Range<u32>,
+    ) -> Result<OpenBlock, ClientError> {
+        let (name, before) = (self.name_of(index, generation), self.name_of(index, frozen.generation));
+        let beginning = InitialContent::Origin(before, self.block_length());
+        let begun = frozen.replicas().map(|(worker, joined)| {
+            let begun = self.asking(worker, self.begin(worker, &name, bytes, &beginning));
+            async move { (worker, joined, begun.await) }
+        });
+        let (mut replicas, mut failure) = (Vec::new(), None);
+        for (worker, joined, begun) in join_all(begun).await {
+            match begun {
+                Ok(replica) => replicas.push(Replica { joined, ..replica }),
+                // All have the same bytes to store: the writer waits, or gets the error.
+                Err(error) if is_worker_failure(&error) && !no_space(&error) => {
+                    tracing::debug!(inode = self.inode, index, worker, "a frozen block is not copied: {error}");
+                    failure = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match failure {
+            Some(error) if replicas.is_empty() => Err(error),
+            _ => Ok(OpenBlock::to_write(name, generation, replicas, bytes)),
+        }
     }
 
     /// Reserves at every worker of a block that is there. Workers that fail are left out, and named, unless all do.

@@ -205,6 +205,11 @@ impl FsFile {
         self.mount.block_size()
     }
 
+    /// Whether a view has the file's blocks of this generation: they are not written to.
+    pub(super) fn is_frozen(&self, generation: u32) -> bool {
+        self.mount.is_frozen(self.inode, generation)
+    }
+
     /// Looks at what is known, if it is and nobody else has changed the file since.
     pub(super) fn with_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> Option<T> {
         let mut state = self.state.lock();

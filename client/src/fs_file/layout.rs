@@ -6,6 +6,9 @@
 //! Every block that was written to is committed with the workers that have all of it (decision 10): the master drops
 //! the others. So what is noted here of a block's workers only ever becomes less, until the master says otherwise while
 //! nothing can have been missed.
+//!
+//! A block that a view has is not written to: another one takes its place, of a later generation, that began with its
+//! bytes at the same workers ([`Layout::replaced`]). No write to that is acknowledged before the master knows it.
 
 mod known;
 mod record;
@@ -32,8 +35,11 @@ pub(super) struct LocatedBlock {
     pub is_joined: bool,
     /// The master knows it.
     pub is_committed: bool,
-    /// A replica was given up, and no write may be acknowledged before the master knows.
+    /// A replica was given up, or it has taken the place of another: no write may be acknowledged before the master
+    /// knows.
     pub is_urgent: bool,
+    /// Of the block that has its place as far as the master knows, and that it began as.
+    pub replaces: Option<u32>,
     /// Bytes that it took when it was committed last.
     pub allocated: Option<u64>,
 }
@@ -42,7 +48,7 @@ impl LocatedBlock {
     /// One that the master does not know.
     fn new(generation: u32, workers: Vec<u64>, joined: Vec<u32>) -> Self {
         let (is_joined, is_committed, is_urgent) = (false, false, false);
-        Self { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None }
+        Self { generation, workers, joined, is_joined, is_committed, is_urgent, replaces: None, allocated: None }
     }
 
     /// Whether these are the block's replicas.
@@ -158,7 +164,7 @@ impl Layout {
     /// As the master has it.
     pub(super) fn new(attr: &Attr, extents: Vec<Extent>, origin: Option<Origin>) -> Self {
         let known = |extent: Extent| {
-            let Extent { index, generation, workers, mut joined, joining, allocated } = extent;
+            let Extent { index, generation, workers, mut joined, joining, allocated, .. } = extent;
             joined.resize(workers.len(), 0);
             let made = LocatedBlock::new(generation, workers, joined);
             (index, LocatedBlock { is_joined: joining != 0, is_committed: true, allocated, ..made })
@@ -188,6 +194,11 @@ impl Layout {
     /// Of the blocks that are made next.
     pub(super) fn next_generation(&self) -> u32 {
         self.committed.next_generation
+    }
+
+    /// Blocks that are made next are of this generation at least.
+    pub(super) fn makes_from(&mut self, generation: u32) {
+        self.committed.next_generation = self.committed.next_generation.max(generation);
     }
 
     /// Whether a block of this generation that the master does not know can become the file's.
@@ -253,6 +264,21 @@ impl Layout {
         self.blocks.insert(index, LocatedBlock::new(generation, workers, joined));
         self.uncommitted.made.insert(index);
         self.revision += 1;
+    }
+
+    /// An open block has begun with what one of this generation has, and takes its place; false when another has that
+    /// by now, or the master does not know it as it is.
+    pub(super) fn replaced(&mut self, index: u32, before: u32, made: &OpenBlock, now_ns: i64) -> bool {
+        let takes = self.takes(made.generation) && made.generation > before;
+        let is_it = |known: &&mut LocatedBlock| takes && known.is_committed && known.generation == before;
+        let Some(known) = self.blocks.get_mut(&index).filter(is_it) else { return false };
+        let (workers, joined) = made.replicas.iter().map(|replica| (replica.worker, replica.joined)).unzip();
+        let (is_urgent, replaces, allocated) = (true, Some(before), known.allocated);
+        *known = LocatedBlock { is_urgent, replaces, allocated, ..LocatedBlock::new(made.generation, workers, joined) };
+        self.uncommitted.made.insert(index);
+        (self.uncommitted.changed, self.written_ns) = (true, now_ns);
+        self.revision += 1;
+        true
     }
 
     /// Writing to a block of this generation goes on without some of its workers.
@@ -342,8 +368,8 @@ impl Layout {
         let extent = |index: &u32| {
             let known = self.blocks.get(index)?;
             let joined = if known.joined.iter().all(|joined| *joined == 0) { Vec::new() } else { known.joined.clone() };
-            let (generation, workers) = (known.generation, known.workers.clone());
-            Some(Extent { index: *index, generation, workers, joined, ..Extent::default() })
+            let (generation, workers, replaces) = (known.generation, known.workers.clone(), known.replaces);
+            Some(Extent { index: *index, generation, workers, joined, replaces, ..Extent::default() })
         };
         let extents = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
         let Uncommitted { grow_to, changed, .. } = uncommitted;
@@ -374,7 +400,7 @@ impl Layout {
         }
         for index in made.difference(&self.uncommitted.made) {
             if let Some(known) = self.blocks.get_mut(index) {
-                (known.is_committed, known.is_urgent) = (true, false);
+                (known.is_committed, known.is_urgent, known.replaces) = (true, false, None);
             }
         }
         // A commit aborts the copy of each block that it names, and the client that commits is not notified of that. It
@@ -458,6 +484,9 @@ impl Layout {
     /// have been dropped, for the bucket had them.
     pub(super) fn rebase(&mut self, mut fresh: Self, history: EventHistory) -> Vec<u32> {
         let mut lost = Vec::new();
+        // The master may have answered before it was told what is frozen.
+        fresh.makes_from(self.next_generation());
+        let is_cut = fresh.generation() != self.generation();
         let Uncommitted { made, written, changed, grow_to } = std::mem::take(&mut self.uncommitted);
         for index in made.union(&written).copied() {
             let Some(own) = self.blocks.get(&index) else { continue };
@@ -478,7 +507,18 @@ impl Layout {
                         fresh.uncommitted.made.insert(index);
                     }
                 }
-                None if is_taken => {
+                Some(known) if is_taken && own.replaces == Some(known.generation) => {
+                    let mut own = own.clone();
+                    if !own.intersect(known) {
+                        lost.push(index);
+                        continue;
+                    }
+                    *known = own;
+                    fresh.uncommitted.made.insert(index);
+                }
+                // Another client's has taken the place of one that a view has, and began with what was written to that.
+                Some(known) if !is_made && !is_cut && known.generation > own.generation => continue,
+                None if is_taken && own.replaces.is_none() => {
                     fresh.blocks.insert(index, own.clone());
                     fresh.uncommitted.made.insert(index);
                 }
@@ -527,6 +567,8 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::data::BlockRef;
+
     use super::*;
 
     pub(super) fn attr(size: u64, version: u64, generation: u32) -> Attr {
@@ -669,6 +711,88 @@ mod tests {
         assert!(layout.accepts(0, 1, &[1]) && !layout.is_urgent(0));
         layout.gave_up(0, 1, &[1]);
         assert_eq!(workers(&layout), [1], "the last one is all that there is");
+    }
+
+    fn open(generation: u32, replicas: &[(u64, u32)]) -> OpenBlock {
+        let replica = |(worker, joined): &(u64, u32)| Replica {
+            worker: *worker,
+            joined: *joined,
+            incarnation: 1,
+            file: None,
+            allocated: None,
+        };
+        OpenBlock::to_read(BlockRef::default(), generation, replicas.iter().map(replica).collect())
+    }
+
+    /// A file whose block a view has that began with generation 5, and the block that takes its place.
+    fn frozen() -> (Layout, Extent) {
+        let mut layout = at(&[1, 2], &[0, 3]);
+        layout.wrote(0, 10, 1);
+        layout.makes_from(5);
+        assert!(layout.replaced(0, 1, &open(5, &[(1, 0), (2, 3)]), 2));
+        let (workers, joined, replaces) = (vec![1, 2], vec![0, 3], Some(1));
+        (layout, Extent { generation: 5, workers, joined, replaces, ..Extent::default() })
+    }
+
+    #[tokio::test]
+    async fn a_frozen_block_is_replaced_before_a_write_is_acknowledged() {
+        let (mut layout, made) = frozen();
+        assert!(layout.is_urgent(0) && !layout.accepts(0, 5, &[1, 2]) && !layout.accepts(0, 1, &[1, 2]));
+        for (generation, before, why) in [(5, 1, "it is another by now"), (9, 5, "no such generation has begun")] {
+            assert!(!layout.replaced(0, before, &open(generation, &[(1, 0)]), 3), "{why}");
+        }
+        let batch = layout.begin_commit().unwrap();
+        assert!(batch.changed);
+        assert_eq!(batch.extents, [made.clone()]);
+        layout.commit_failed();
+        let batch = layout.begin_commit().unwrap();
+        assert_eq!(batch.extents, [made], "as long as the master does not know it");
+        assert!(layout.committed(&batch.extents, &attr(10, 2, 1)));
+        assert!(layout.accepts(0, 5, &[1, 2]) && !layout.is_urgent(0));
+        layout.wrote(0, 10, 4);
+        assert_eq!(layout.begin_commit().unwrap().extents[0].replaces, None);
+        assert!(layout.committed(&[], &attr(10, 3, 1)));
+        // And once more, for another view.
+        layout.makes_from(7);
+        assert!(layout.replaced(0, 5, &open(7, &[(2, 3)]), 5));
+        let again = layout.begin_commit().unwrap().extents;
+        assert_eq!((again[0].generation, again[0].replaces, &again[0].workers[..]), (7, Some(5), &[2][..]));
+    }
+
+    #[tokio::test]
+    async fn what_takes_the_place_of_a_frozen_block_is_laid_over_what_the_master_has() {
+        let known = |generation, workers: &[u64], joined: &[u32]| {
+            let (workers, joined) = (workers.to_vec(), joined.to_vec());
+            Layout::new(&attr(10, 2, 1), vec![Extent { generation, workers, joined, ..Extent::default() }], None)
+        };
+        // Its next generation is that of before.
+        let (mut layout, made) = frozen();
+        assert!(layout.rebase(known(1, &[1, 2], &[0, 3]), EventHistory::Complete).is_empty());
+        assert_eq!(layout.begin_commit().unwrap().extents, [made.clone()]);
+        // A replica of the frozen one was given up meanwhile.
+        let (mut layout, _) = frozen();
+        assert!(layout.rebase(known(1, &[1], &[0]), EventHistory::Complete).is_empty());
+        assert_eq!(layout.begin_commit().unwrap().extents, [Extent { workers: vec![1], joined: vec![], ..made }]);
+        // Another client has made the same.
+        let (mut layout, _) = frozen();
+        assert!(layout.rebase(known(5, &[1, 2], &[0, 3]), EventHistory::Complete).is_empty());
+        assert_eq!(layout.begin_commit().unwrap().extents[0].replaces, None);
+        // The frozen one is another, or gone.
+        let (layout, _) = frozen();
+        let none = Layout::new(&attr(10, 2, 1), vec![], None);
+        for other in [known(3, &[1, 2], &[0, 3]), known(1, &[8], &[0]), none] {
+            assert_eq!(layout.clone().rebase(other, EventHistory::Complete), [0]);
+        }
+
+        // What was written to a frozen block is in the one that another client has made of it.
+        let mut written = at(&[1, 2], &[]);
+        written.wrote(0, 15, 1);
+        let mut cut = written.clone();
+        assert!(written.rebase(known(5, &[1, 2], &[]), EventHistory::Complete).is_empty());
+        assert_eq!((written.size(), written.begin_commit().unwrap().grow_to), (15, 15));
+        let others = Extent { generation: 5, workers: vec![1], ..Extent::default() };
+        let others = Layout::new(&attr(10, 3, 4), vec![others], None);
+        assert_eq!(cut.rebase(others, EventHistory::Complete), [0], "the file was cut before");
     }
 
     #[test]

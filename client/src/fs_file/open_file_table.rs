@@ -8,6 +8,7 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_net::WorkerPool;
 use cavern_proto::master::{Attr, User};
+use futures::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
@@ -88,7 +89,18 @@ impl OpenFileTable {
             prefetch_windows: PrefetchWindows::default(),
             prealloc: BlockPreallocator::default(),
         };
-        Self { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        let frozen = Arc::downgrade(&shared);
+        shared.metadata.on_frozen(move |mounts| {
+            let shared = frozen.upgrade();
+            let settled = async move {
+                if let Some(shared) = shared {
+                    shared.settle(&mounts).await;
+                }
+            };
+            settled.boxed()
+        });
+        Self { shared }
     }
 
     /// The content of a file that is open here.

@@ -110,7 +110,8 @@ impl FsFile {
     async fn has_one_block_alone(&self) -> Result<bool, ClientError> {
         let placement = self.shared.pool.placement();
         let is_fit = |(index, known): (u32, &LocatedBlock)| {
-            index == 0 && !known.is_joined && known.workers.iter().all(|worker| placement.is_live(*worker))
+            let is_own = !known.is_joined && !self.is_frozen(known.generation);
+            index == 0 && is_own && known.workers.iter().all(|worker| placement.is_live(*worker))
         };
         let look = |Known { layout, .. }: &mut Known| {
             layout.size() > 0 && layout.block(0).is_some() && layout.blocks().all(is_fit)
@@ -149,7 +150,7 @@ impl FsFile {
         }
     }
 
-    /// False when the block is another by now.
+    /// False when the block is another by now, or a view has it: who lengthens the file makes another, and zeros there.
     async fn try_to_clear(
         &self,
         (index, generation): (u32, u32),
@@ -158,7 +159,7 @@ impl FsFile {
     ) -> Result<bool, ClientError> {
         self.pin_blocks().await?;
         let is_it = |known: &mut Known| known.layout.block(index).is_some_and(|known| known.generation == generation);
-        if !self.use_known(is_it).await? {
+        if !self.use_known(is_it).await? || self.is_frozen(generation) {
             return Ok(false);
         }
         let _ended = self.reader.invalidate_on_drop();

@@ -1,4 +1,4 @@
-//! Writing: to every replica of a block, in place.
+//! Writing: to every replica of a block, in place; where a view has the block, to one that takes its place.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -83,7 +83,8 @@ impl FsFile {
             let Known { layout, blocks, .. } = known;
             let part = |span: Span| {
                 let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
-                layout.accepts_at(span.index, open).then(|| (span, open.clone()))
+                let is_fit = layout.accepts_at(span.index, open) && !self.is_frozen(open.generation);
+                is_fit.then(|| (span, open.clone()))
             };
             spans(offset..end, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
         });
@@ -130,7 +131,8 @@ impl FsFile {
             // What lies between the end and the offset may have to be zeroed.
             let size = self.end_in(layout);
             let has_room = blocks.get(&span.index).is_some_and(|open| {
-                open.has_room(&span.bytes) && !open.is_local() && layout.accepts_at(span.index, open)
+                let is_fit = open.has_room(&span.bytes) && !open.is_local() && !self.is_frozen(open.generation);
+                is_fit && layout.accepts_at(span.index, open)
             });
             // Blocks that the master may know are held first.
             offset <= size && has_room && !self.open_ref.exposes(layout)

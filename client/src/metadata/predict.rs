@@ -5,7 +5,7 @@ use cavern_posix::{
     attributes_set, block_takes, changes_content, check_create, check_owner, content_changed, created as made,
     file_takes,
 };
-use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, SetAttr};
+use cavern_proto::master::{Attr, CommitContent, CreateInode, Extent, Kind, SetAttr};
 use cavern_proto::record::ExtentRecord;
 
 /// What a rule makes of attributes.
@@ -70,7 +70,8 @@ pub(super) fn merged(earlier: &CommitContent, later: &CommitContent) -> Option<C
     for block in &later.made {
         match made.iter_mut().find(|known| known.index == block.index) {
             Some(known) if known.generation != block.generation || known.workers != block.workers => return None,
-            Some(known) => *known = block.clone(),
+            // The master knows none of the two yet, nor what the first took the place of.
+            Some(known) => *known = Extent { replaces: known.replaces, ..block.clone() },
             None => made.push(block.clone()),
         }
     }
@@ -80,8 +81,6 @@ pub(super) fn merged(earlier: &CommitContent, later: &CommitContent) -> Option<C
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::Extent;
-
     use super::*;
 
     const BLOCK: u64 = 1 << 20;
@@ -154,6 +153,11 @@ mod tests {
         let bytes = CommitContent { inode: 1, changed: true, ..CommitContent::default() };
         assert_eq!(merged(&first, &bytes), Some(first.clone()));
         assert_eq!(merged(&bytes, &first), Some(first.clone()));
+        let mut replaced = wrote(100, &[(0, 3, Some(4096))]);
+        replaced.made[0].replaces = Some(0);
+        assert_eq!(merged(&first, &replaced), None, "the first has to be there before it");
+        let both = merged(&replaced, &wrote(9000, &[(0, 3, Some(12_288))])).unwrap();
+        assert_eq!((both.made[0].replaces, both.made[0].allocated), (Some(0), Some(12_288)));
         let two = merged(&first, &wrote(BLOCK + 5, &[(1, 0, Some(8192))])).unwrap();
         assert_eq!(two, wrote(BLOCK + 5, &[(0, 0, Some(4096)), (1, 0, Some(8192))]));
         let mut elsewhere = wrote(100, &[(0, 0, Some(4096))]);

@@ -3,9 +3,9 @@
 //! Events that have arrived together are applied together, passed on to the sink, and acknowledged once the sink says
 //! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have
 //! lost their last name, which is acknowledged once those that are open here are held. Changes of strict mounts wait
-//! until it has let go of what they made untrue. All of that takes the time that it takes: a kernel may wait for a
-//! system call that waits for an event that is yet to come. Meanwhile events are taken in, and signs of life sent. The
-//! stream is the lease.
+//! until it has let go of what they made untrue. And whoever freezes blocks for a view waits until all go by the mount
+//! table that says so. All of that takes the time that it takes: a kernel may wait for a system call that waits for an
+//! event that is yet to come. Meanwhile events are taken in, and signs of life sent. The stream is the lease.
 //!
 //! Only the master that leads has such a stream. When another one does, the session is taken up there.
 //!
@@ -192,8 +192,8 @@ struct Position {
 struct Acknowledged {
     messages: mpsc::Sender<WatchRequest>,
     sent: SentMessages,
-    /// What it was told last, and when.
-    told: Option<(u64, u64)>,
+    /// What it was told last, and when: how far events are settled and let go of, and the mount table.
+    told: Option<(u64, u64, u64)>,
     told_at: Instant,
     /// When it was told last what is done in mounts.
     activity_at: Option<Instant>,
@@ -222,6 +222,7 @@ impl EventStream<'_> {
         let Source { inner, stubs, .. } = self.at;
         // In a session only.
         let due = self.removed.due().filter(|_| self.position.has_begun);
+        let told_mounts = self.acknowledged.told.map(|(_, _, mounts)| mounts);
         tokio::select! {
             event = next_event(inner, &mut self.events, self.lease) => match event {
                 Ok(event) => self.gather(event),
@@ -235,6 +236,9 @@ impl EventStream<'_> {
             () = self.passing_on.answered(), if self.passing_on.asked.is_some() => Wakeup::Progress,
             () = said(&mut self.remembering), if self.remembering.is_some() => {
                 self.remembering = None;
+                Wakeup::Progress
+            }
+            () = inner.tables.settles_beyond(told_mounts.unwrap_or_default()), if told_mounts.is_some() => {
                 Wakeup::Progress
             }
             () = inner.lease.abandoned() => Wakeup::Ended(self.broken(None)),
@@ -341,13 +345,14 @@ impl EventStream<'_> {
 
     /// Tells the master, if it asks, if there is news, or as a sign of life.
     fn acknowledge(&mut self, is_asked: bool) {
-        let (acknowledged, to_tell) = (&mut self.acknowledged, (self.position.settled, self.invalidating.kept_up_to));
+        let Source { inner, .. } = self.at;
+        let to_tell = (self.position.settled, self.invalidating.kept_up_to, inner.tables.settled());
+        let acknowledged = &mut self.acknowledged;
         if !is_asked && acknowledged.told == Some(to_tell) && acknowledged.told_at.elapsed() < self.lease / 8 {
             return;
         }
         acknowledged.sent.push();
-        let (acknowledged_seq, invalidated_seq) = to_tell;
-        let Source { inner, .. } = self.at;
+        let (acknowledged_seq, invalidated_seq, mounts_settled) = to_tell;
         let group_epoch = inner.master.group_epoch();
         let is_due = acknowledged.activity_at.is_none_or(|at| at.elapsed() >= ACTIVITY_PAUSE);
         let activity = is_due.then(|| inner.tables.mounts().activity());
@@ -355,8 +360,14 @@ impl EventStream<'_> {
             acknowledged.activity_at = Some(Instant::now());
         }
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message =
-            WatchRequest { acknowledged_seq, invalidated_seq, group_epoch, activity, ..WatchRequest::default() };
+        let message = WatchRequest {
+            acknowledged_seq,
+            invalidated_seq,
+            group_epoch,
+            activity,
+            mounts_settled,
+            ..WatchRequest::default()
+        };
         if acknowledged.messages.try_send(message).is_err() {
             acknowledged.sent.pop();
         }

@@ -65,7 +65,10 @@ type Server = tokio::runtime::Runtime;
 
 #[derive(Default)]
 pub struct State {
-    mount: Mount,
+    pub mount: Mount,
+    mounts_epoch: u64,
+    /// By which the client goes, as it says.
+    mounts_settled: u64,
     workers: Vec<Worker>,
     workers_epoch: u64,
     pub entries: HashMap<u64, Entry>,
@@ -81,6 +84,10 @@ pub struct State {
     pub mutations: Mutations,
     /// Workers of the blocks of files, by inode.
     blocks: HashMap<u64, Vec<Vec<u64>>>,
+    /// Of the blocks that are made next, for what views have frozen.
+    pub next_generation: u32,
+    /// Blocks of files that commits and cuts change.
+    pub extents: HashMap<u64, BTreeMap<u32, Extent>>,
     pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
     invalidated: u64,
@@ -112,8 +119,14 @@ impl FakeMaster {
             mount_id,
             ..Entry::default()
         };
-        let mut state =
-            State { mount, next_inode: 100, lease_ms: LEASE_MS, age_after_refresh_ms: Some(0), ..State::default() };
+        let mut state = State {
+            mount,
+            mounts_epoch: 1,
+            next_inode: 100,
+            lease_ms: LEASE_MS,
+            age_after_refresh_ms: Some(0),
+            ..State::default()
+        };
         state.entries.insert(ROOT, directory(ROOT, "", 0));
         state.entries.insert(MOUNT_ROOT, directory(MOUNT_ROOT, "m", 1));
         state.names.insert((ROOT, b"m".to_vec()), MOUNT_ROOT);
@@ -249,6 +262,38 @@ impl FakeMaster {
         inode
     }
 
+    /// From now on what is committed of a file, and cut off it, counts.
+    pub fn keep_extents(&self, inode: u64) {
+        let mut state = self.service.state.lock();
+        let extents = state.extents_of(inode).into_iter().map(|extent| (extent.index, extent)).collect();
+        state.extents.insert(inode, extents);
+        state.entries.get_mut(&inode).unwrap().attr.as_mut().unwrap().generation = 1;
+    }
+
+    /// Length and generation of a file, and its blocks.
+    pub fn layout(&self, inode: u64) -> (Attr, Vec<Extent>) {
+        let state = self.service.state.lock();
+        (state.entries[&inode].attr.unwrap(), state.extents_of(inode))
+    }
+
+    /// Views have all blocks of earlier generations than this, 0 for none; announces it. The epoch of that.
+    pub fn freeze(&self, below: u32) -> u64 {
+        let mut state = self.service.state.lock();
+        let inodes = if below == 0 { 0 } else { u64::MAX >> 3 };
+        (state.mount.frozen_below, state.mount.frozen_inodes) = (below, inodes);
+        state.next_generation = state.next_generation.max(below);
+        state.mounts_epoch += 1;
+        let epoch = state.mounts_epoch;
+        state.announce(Event::MountsEpoch(epoch));
+        epoch
+    }
+
+    /// Waits until the client goes by the mount table of an epoch.
+    pub async fn settled_by(&self, epoch: u64) {
+        let settled = || self.service.state.lock().mounts_settled;
+        super::until("the client goes by the mount table", || settled() == epoch).await;
+    }
+
     /// Somebody has changed the content of a file; announces it.
     pub fn change_content(&self, inode: u64) {
         let mut state = self.service.state.lock();
@@ -372,6 +417,17 @@ impl State {
         self.seq += 1;
         let event = WatchEvent { seq: self.seq, event: Some(event), heard: 0, ..WatchEvent::default() };
         self.watchers.retain(|watcher| watcher.try_send(Ok(event.clone())).is_ok());
+    }
+
+    fn extents_of(&self, inode: u64) -> Vec<Extent> {
+        if let Some(extents) = self.extents.get(&inode) {
+            return extents.values().cloned().collect();
+        }
+        let block = |(index, workers): (u32, &Vec<u64>)| {
+            let workers = workers.clone();
+            Extent { index, generation: 1, workers, ..Extent::default() }
+        };
+        (0..).zip(self.blocks.get(&inode).into_iter().flatten()).map(block).collect()
     }
 
     fn age(&self, directory: u64) -> i64 {
@@ -556,12 +612,7 @@ impl Namespace for Service {
         self.enter("GetLayout").await?;
         let state = self.state.lock();
         let inode = request.into_inner().inode;
-        let attr = state.entry(inode)?.attr;
-        let block = |(index, workers): (u32, &Vec<u64>)| {
-            let workers = workers.clone();
-            Extent { index, generation: 1, workers, ..Extent::default() }
-        };
-        let extents = (0..).zip(state.blocks.get(&inode).into_iter().flatten()).map(block).collect();
+        let (attr, extents) = (state.entry(inode)?.attr, state.extents_of(inode));
         Ok(Response::new(Layout { attr, block_size: state.mount.block_size, extents, ..Layout::default() }))
     }
 }
@@ -600,6 +651,7 @@ impl Cluster for Service {
                             let mut state = master.state.lock();
                             state.acknowledged = state.acknowledged.max(request.acknowledged_seq);
                             state.invalidated = state.invalidated.max(request.invalidated_seq);
+                            state.mounts_settled = request.mounts_settled;
                         }
                         _ => return,
                     },
@@ -638,8 +690,9 @@ impl Cluster for Service {
 
     async fn get_credentials(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
         self.enter("GetCredentials").await?;
-        let mounts = vec![self.state.lock().mount.clone()];
-        Ok(Response::new(MountTable { epoch: 1, mounts, status: vec![] }))
+        let state = self.state.lock();
+        let (epoch, mounts) = (state.mounts_epoch, vec![state.mount.clone()]);
+        Ok(Response::new(MountTable { epoch, mounts, status: vec![] }))
     }
 
     async fn vend_keys(&self, _: Request<VendKeysRequest>) -> Result<Response<VendedKeys>, Status> {

@@ -12,6 +12,7 @@ use super::master::State;
 const ENOENT: i32 = 2;
 const EAGAIN: i32 = 11;
 const EEXIST: i32 = 17;
+const ESTALE: i32 = 116;
 
 /// What was asked, and what becomes of the next questions.
 #[derive(Default)]
@@ -175,10 +176,21 @@ impl State {
     }
 
     fn set_attr(&mut self, set: &SetAttr) -> MutationResult {
-        let Some(entry) = self.entries.get_mut(&set.inode) else { return refused(116) };
+        let Some(entry) = self.entries.get_mut(&set.inode) else { return refused(ESTALE) };
         let attr = entry.attr.as_mut().unwrap();
         attr.mode = set.mode.unwrap_or(attr.mode);
-        MutationResult { inode: set.inode, attributes: vec![*attr], ..MutationResult::default() }
+        if let (Some(size), Some(extents)) = (set.size, self.extents.get_mut(&set.inode)) {
+            let below = self.mount.frozen_below;
+            let is_own = |extent: &Extent| extent.index == 0 && extent.generation >= below;
+            let keeps = size == 0 && set.keeps_block && extents.len() == 1 && extents.values().all(is_own);
+            if size < attr.size && !keeps {
+                attr.generation = attr.generation.max(self.next_generation) + 1;
+                extents.retain(|index, _| u64::from(*index) * self.mount.block_size < size);
+            }
+            attr.next_generation = attr.generation.max(self.next_generation);
+            (attr.size, attr.version) = (size, attr.version + 1);
+        }
+        MutationResult { inode: set.inode, attributes: vec![*attr], is_alone: true, ..MutationResult::default() }
     }
 
     fn commit(&mut self, commit: &CommitContent) -> MutationResult {
@@ -186,6 +198,21 @@ impl State {
             return refused(errno);
         }
         self.mutations.committed.extend(commit.made.iter().cloned());
+        if let Some(extents) = self.extents.get_mut(&commit.inode) {
+            let first = self.entries[&commit.inode].attr.unwrap().generation;
+            let takes = first..=first.max(self.next_generation);
+            for made in &commit.made {
+                let is_fit = match extents.get(&made.index) {
+                    Some(known) if known.generation == made.generation => true,
+                    Some(known) => made.replaces == Some(known.generation) && takes.contains(&made.generation),
+                    None => made.replaces.is_none() && takes.contains(&made.generation),
+                };
+                if !is_fit {
+                    return refused(ESTALE);
+                }
+            }
+            extents.extend(commit.made.iter().map(|made| (made.index, Extent { replaces: None, ..made.clone() })));
+        }
         let attr = self.entries.get_mut(&commit.inode).unwrap().attr.as_mut().unwrap();
         (attr.size, attr.version) = (attr.size.max(commit.grow_to), attr.version + 1);
         MutationResult { inode: commit.inode, attributes: vec![*attr], ..MutationResult::default() }

@@ -59,6 +59,8 @@ struct State {
     /// So many of the next syncs are refused.
     failing_syncs: u32,
     objects: HashMap<(String, String), Bytes>,
+    /// Blocks of files that were written, or put: by inode, generation and index.
+    data: HashMap<DataName, DataBlock>,
     files: HashMap<(Bytes, u32), BlockFile>,
     incarnation: u64,
     unix: Vec<Arc<UnixStream>>,
@@ -66,6 +68,14 @@ struct State {
     /// Bytes of distinct chunks made present, and of answers.
     filled_bytes: u64,
     sent_bytes: u64,
+}
+
+/// Inode, generation and index.
+pub type DataName = (u64, u32, u32);
+
+struct DataBlock {
+    bytes: Vec<u8>,
+    incarnation: u64,
 }
 
 struct BlockFile {
@@ -97,6 +107,7 @@ impl FakeWorker {
                 is_cold: false,
                 failing_syncs: 0,
                 objects: HashMap::new(),
+                data: HashMap::new(),
                 files: HashMap::new(),
                 incarnation: 0,
                 unix: vec![],
@@ -175,6 +186,16 @@ impl FakeWorker {
         self.state.lock().objects.insert((key.into(), etag.into()), bytes.into());
     }
 
+    /// A block of a file, of this worker alone.
+    pub fn put_data(&self, block: DataName, bytes: Vec<u8>) {
+        self.state.lock().data_at(block).bytes = bytes;
+    }
+
+    /// The blocks of files that there are, with what each has.
+    pub fn data(&self) -> HashMap<DataName, Vec<u8>> {
+        self.state.lock().data.iter().map(|(name, block)| (*name, block.bytes.clone())).collect()
+    }
+
     pub fn count(&self, call: &str) -> u64 {
         self.state.lock().counts.get(call).copied().unwrap_or(0)
     }
@@ -215,13 +236,13 @@ impl FakeWorker {
         let (mut reader, mut writer) = stream.into_split();
         writer.write_all(&self.hello()).await.unwrap();
         let writer = Arc::new(tokio::sync::Mutex::new(writer));
-        while let Some((header, message)) = read_frame(&mut reader).await {
+        while let Some((header, message, payload)) = read_frame(&mut reader).await {
             let (worker, writer) = (self.clone(), writer.clone());
             if self.closes(&header) {
                 return;
             }
             self.spawn(async move {
-                if let Some((frame, payload, _files)) = worker.answer(header, message).await {
+                if let Some((frame, payload, _files)) = worker.answer(header, message, payload).await {
                     let mut writer = writer.lock().await;
                     let _client_gone = writer.write_all(&frame).await;
                     let _client_gone = writer.write_all(&payload).await;
@@ -244,7 +265,7 @@ impl FakeWorker {
                 return;
             }
             self.spawn(async move {
-                if let Some((frame, _payload, files)) = worker.answer(header, message).await {
+                if let Some((frame, _payload, files)) = worker.answer(header, message, Vec::new()).await {
                     send_with_files(&stream, &frame, &files).await;
                 }
             });
@@ -261,13 +282,18 @@ impl FakeWorker {
         closes
     }
 
-    async fn answer(&self, header: FrameHeader, message: Vec<u8>) -> Option<(Vec<u8>, Vec<u8>, Vec<OwnedFd>)> {
+    async fn answer(
+        &self,
+        header: FrameHeader,
+        message: Vec<u8>,
+        payload: Vec<u8>,
+    ) -> Option<(Vec<u8>, Vec<u8>, Vec<OwnedFd>)> {
         let mood = {
             let mut state = self.state.lock();
             *state.counts.entry(name(header.kind)).or_default() += 1;
             state.mood
         };
-        let bulk = matches!(header.kind, FrameKind::Read | FrameKind::Open | FrameKind::Fill);
+        let bulk = matches!(header.kind, FrameKind::Read | FrameKind::Open | FrameKind::Fill | FrameKind::Write);
         match mood {
             Mood::Hangs if bulk => return None,
             Mood::Slow(delay) if bulk => tokio::time::sleep(delay).await,
@@ -310,6 +336,25 @@ impl FakeWorker {
             FrameKind::Corrupt => {
                 Some((encode_frame(FrameKind::CorruptReply, id, &data::CorruptReply {}, 0), vec![], vec![]))
             }
+            FrameKind::Query => {
+                let request = data::QueryRequest::decode(&*message).unwrap();
+                let state = self.state.lock();
+                let item = |block: &data::BlockRef| {
+                    let known = state.data.get(&name_of(block));
+                    let incarnation = known.map_or(0, |known| known.incarnation);
+                    data::query_reply::Item { known: known.is_some(), incarnation, ..Default::default() }
+                };
+                let items = request.blocks.iter().map(item).collect();
+                Some((encode_frame(FrameKind::QueryReply, id, &data::QueryReply { items }, 0), vec![], vec![]))
+            }
+            FrameKind::Reserve => {
+                let reply = self.reserve(&data::ReserveRequest::decode(&*message).unwrap());
+                Some((encode_frame(FrameKind::ReserveReply, id, &reply, 0), vec![], vec![]))
+            }
+            FrameKind::Write => {
+                let reply = self.write(&data::WriteRequest::decode(&*message).unwrap(), &payload);
+                Some((encode_frame(FrameKind::WriteReply, id, &reply, 0), vec![], vec![]))
+            }
             FrameKind::Sync => {
                 let request = data::SyncRequest::decode(&*message).unwrap();
                 let reply = data::SyncReply { status: self.sync(&request).into(), ..Default::default() };
@@ -329,8 +374,47 @@ impl FakeWorker {
         Status::Ok
     }
 
+    fn reserve(&self, request: &data::ReserveRequest) -> data::ReserveReply {
+        let mut state = self.state.lock();
+        let name = name_of(request.block.as_ref().unwrap());
+        if let Some(origin) = request.origin.as_ref().filter(|_| !state.data.contains_key(&name)) {
+            let Some(known) = state.data.get(&name_of(origin)) else {
+                return data::ReserveReply { status: Status::NoSuchBlock.into(), ..Default::default() };
+            };
+            let bytes = known.bytes[..known.bytes.len().min(request.origin_bytes as usize)].to_vec();
+            *state.counts.entry("Copied").or_default() += 1;
+            state.data_at(name).bytes = bytes;
+        }
+        let incarnation = state.data_at(name).incarnation;
+        data::ReserveReply { status: Status::Ok.into(), incarnation, ..Default::default() }
+    }
+
+    fn write(&self, request: &data::WriteRequest, payload: &[u8]) -> data::WriteReply {
+        let mut state = self.state.lock();
+        let block = state.data_at(name_of(request.block.as_ref().unwrap()));
+        if let Some(cut) = request.cut {
+            block.bytes.truncate(cut.offset as usize);
+        }
+        let zeros = request.zero.iter().map(|zero| (zero.offset as usize, vec![0; zero.length as usize]));
+        for (offset, bytes) in zeros.chain([(request.offset as usize, payload.to_vec())]) {
+            let end = offset + bytes.len();
+            if !bytes.is_empty() && block.bytes.len() < end {
+                block.bytes.resize(end, 0);
+            }
+            if !bytes.is_empty() {
+                block.bytes[offset..end].copy_from_slice(&bytes);
+            }
+        }
+        data::WriteReply { status: Status::Ok.into(), incarnation: block.incarnation, ..Default::default() }
+    }
+
     fn block(&self, block: &data::BlockRef) -> Option<Bytes> {
         let state = self.state.lock();
+        if let Some(known) = state.data.get(&name_of(block)).filter(|_| block.data) {
+            let mut bytes = known.bytes.clone();
+            bytes.resize(block.block_size as usize, 0);
+            return Some(bytes.into());
+        }
         let object = state.objects.get(&(block.key.clone(), block.etag.clone()))?;
         let start = (u64::from(block.index) * block.block_size).min(object.len() as u64) as usize;
         let end = (start + block.block_size as usize).min(object.len());
@@ -445,6 +529,21 @@ impl FakeWorker {
     }
 }
 
+impl State {
+    /// A block of a file, made where it is not there.
+    fn data_at(&mut self, name: DataName) -> &mut DataBlock {
+        let Self { data, incarnation, .. } = self;
+        data.entry(name).or_insert_with(|| {
+            *incarnation += 1;
+            DataBlock { bytes: Vec::new(), incarnation: *incarnation }
+        })
+    }
+}
+
+fn name_of(block: &data::BlockRef) -> DataName {
+    (block.inode, block.generation, block.index)
+}
+
 fn name(kind: FrameKind) -> &'static str {
     match kind {
         FrameKind::Read => "Read",
@@ -453,17 +552,20 @@ fn name(kind: FrameKind) -> &'static str {
         FrameKind::Corrupt => "Corrupt",
         FrameKind::Cancel => "Cancel",
         FrameKind::Sync => "Sync",
+        FrameKind::Write => "Write",
         _ => "other",
     }
 }
 
-async fn read_frame(reader: &mut (impl AsyncRead + Unpin)) -> Option<(FrameHeader, Vec<u8>)> {
+async fn read_frame(reader: &mut (impl AsyncRead + Unpin)) -> Option<(FrameHeader, Vec<u8>, Vec<u8>)> {
     let mut header = [0; HEADER_BYTES];
     reader.read_exact(&mut header).await.ok()?;
     let header = FrameHeader::decode(&header).unwrap();
     let mut message = vec![0; header.message_bytes as usize];
     reader.read_exact(&mut message).await.ok()?;
-    Some((header, message))
+    let mut payload = vec![0; header.payload_bytes as usize];
+    reader.read_exact(&mut payload).await.ok()?;
+    Some((header, message, payload))
 }
 
 /// Reads frames from a socket that others write to.

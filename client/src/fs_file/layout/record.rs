@@ -22,16 +22,19 @@ impl Layout {
         let made: BTreeSet<u32> = now.made.union(&sent.made).copied().collect();
         let written: BTreeSet<u32> = now.written.union(&sent.written).copied().collect();
         let block = |index: &u32| {
-            let known = self.blocks.get(index)?;
-            Some(BlockRecord {
+            let (known, is_written) = (self.blocks.get(index)?, written.contains(index));
+            // Nothing was answered for that was written to the one that takes the place of another: to the next process
+            // it was never made.
+            let (is_other, generation) = (known.replaces.is_some(), known.replaces.unwrap_or(known.generation));
+            (is_written || !is_other).then(|| BlockRecord {
                 index: *index,
-                generation: known.generation,
+                generation,
                 workers: known.workers.clone(),
                 joined: known.joined.clone(),
-                is_made: made.contains(index),
-                is_written: written.contains(index),
-                is_urgent: known.is_urgent,
-                is_committed: known.is_committed,
+                is_made: made.contains(index) && !is_other,
+                is_written,
+                is_urgent: known.is_urgent && !is_other,
+                is_committed: known.is_committed || is_other,
             })
         };
         Some(ContentRecord {
@@ -71,14 +74,15 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::data::BlockRef;
     use cavern_proto::master::Extent;
 
-    use super::super::EventHistory;
     use super::super::tests::{attr, extent};
+    use super::super::{EventHistory, OpenBlock, Replica};
     use super::*;
 
-    #[test]
-    fn another_process_lays_what_was_written_over_what_the_master_has() {
+    #[tokio::test]
+    async fn another_process_lays_what_was_written_over_what_the_master_has() {
         let mut layout = Layout::new(&attr(10, 4, 2), vec![extent(0, 1)], None);
         assert_eq!(layout.record(9), None);
         layout.wrote(0, 10, 54);
@@ -106,6 +110,26 @@ mod tests {
         let committed = Layout::new(&attr(20, 5, 2), vec![extent(0, 1), made], None);
         assert!(next.rebase(committed, EventHistory::MayHaveGaps).is_empty());
         assert_eq!(next.size(), 20);
+
+        // In the place of one that a view has another is being made: that was answered for by nobody.
+        let mut frozen = Layout::new(&attr(10, 4, 2), vec![extent(0, 1), extent(1, 2)], None);
+        frozen.wrote(0, 30, 57);
+        frozen.makes_from(8);
+        for (index, before) in [(0, 1), (1, 2)] {
+            let replica = Replica { worker: 1, joined: 0, incarnation: 1, file: None, allocated: None };
+            let open = OpenBlock::to_read(BlockRef::default(), 8, vec![replica]);
+            assert!(frozen.replaced(index, before, &open, 58));
+        }
+        let record = frozen.record(9).unwrap();
+        let blocks: Vec<_> = record.blocks.iter().map(|block| (block.index, block.generation, block.is_made)).collect();
+        assert_eq!(blocks, [(0, 1, false)]);
+        // Whether the master has got to know it or not.
+        for generation in [1, 8] {
+            let known = Layout::new(&attr(10, 5, 2), vec![extent(0, generation), extent(1, generation.max(2))], None);
+            let mut next = Layout::of_record(&record);
+            assert!(next.rebase(known, EventHistory::MayHaveGaps).is_empty());
+            assert_eq!((next.size(), next.block(0).unwrap().generation), (30, generation));
+        }
 
         assert!(layout.committed(&[], &attr(20, 5, 2)));
         assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "and disks may not have it");
