@@ -272,8 +272,8 @@ impl Metadata {
         self.inner.open.set_listener(listener);
     }
 
-    /// `settle` is asked to end what is written to files of mounts of which views have frozen more; the masters are told
-    /// when it has. To be called once.
+    /// `settle` is asked to end what is written to files of mounts of which views have frozen more; the masters are
+    /// told when it has. To be called once.
     pub(crate) fn on_frozen(
         &self,
         settle: impl Fn(Vec<Arc<MountView>>) -> BoxFuture<'static, ()> + Send + Sync + 'static,

@@ -50,6 +50,29 @@ fn no_space(error: &ClientError) -> bool {
     matches!(error, ClientError::Net(NetError::WorkerStatus { status: Status::NoSpace, .. }))
 }
 
+impl Known {
+    /// A block with room is the file's, unless its place is another one's meanwhile. `before` is what was there.
+    fn take_in(&mut self, index: u32, before: Option<&LocatedBlock>, made: &Arc<OpenBlock>, failed: &[u64]) {
+        let layout = &mut self.layout;
+        match before {
+            Some(before) if before.generation == made.generation => layout.gave_up(index, before.generation, failed),
+            Some(frozen) => {
+                if !layout.replaced(index, frozen.generation, made, host::wall_ns()) {
+                    return;
+                }
+            }
+            None if layout.block(index).is_none() && layout.takes(made.generation) => {
+                layout.made(index, made.generation, made.workers());
+            }
+            // Somebody else has made it meanwhile, or has cut the file.
+            None => return,
+        }
+        if layout.block(index).is_some_and(|known| known.is_at(made.generation, &made.replicas)) {
+            self.blocks.insert(index, made.clone());
+        }
+    }
+}
+
 impl FsFile {
     pub(super) fn name_of(&self, index: u32, generation: u32) -> BlockRef {
         block_name(&self.shared.pool, &self.mount, (self.inode, generation, index))
@@ -236,26 +259,7 @@ impl FsFile {
         made.since = since;
         Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
-        self.use_known(|now| {
-            let layout = &mut now.layout;
-            match known {
-                Some(frozen) if is_frozen => {
-                    if !layout.replaced(index, frozen.generation, &made, host::wall_ns()) {
-                        return;
-                    }
-                }
-                Some(known) => layout.gave_up(index, known.generation, &failed),
-                None if layout.block(index).is_none() && layout.takes(made.generation) => {
-                    layout.made(index, made.generation, made.workers());
-                }
-                // Somebody else has made it meanwhile, or has cut the file.
-                None => return,
-            }
-            if layout.block(index).is_some_and(|known| known.is_at(made.generation, &made.replicas)) {
-                now.blocks.insert(index, made.clone());
-            }
-        })
-        .await?;
+        self.use_known(|now| now.take_in(index, known.as_ref(), &made, &failed)).await?;
         Ok(made)
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Whoever writes asks first what is frozen ([`FsFile::is_frozen`]), and does what it has begun. So when another mount
 //! table is in force, what was begun before it may still be on its way to frozen blocks. The masters are told that the
-//! table is gone by only when that has ended, and when they know what was written to those blocks: others who change one
-//! make another in its place.
+//! table is gone by only when that has ended, and when they know what was written to those blocks: others who change
+//! one make another in its place.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use cavern_proto::block_id::block_length;
 use cavern_proto::data::{BlockRef, InspectRequest, Status, inspect_reply, inspect_request};
 use cavern_proto::master::{Finding, FindingKind, Kind, Worker, WorkerState};
-use cavern_proto::record::ExtentRecord;
+use cavern_proto::record::{ExtentRecord, KeptRecord, Stray};
 use cavern_state::{FileBlock, Tables, clean_object, schema};
 use cavern_work::WorkError;
 use tokio::time::Instant;
@@ -29,12 +29,29 @@ pub(super) struct Known {
     version: u64,
     /// What it is called at workers, how much of it is the file's and is to be read, and which object has that.
     asked: inspect_request::Block,
+    /// No file has it any more, and a view does.
+    is_kept: bool,
 }
 
 /// What its workers say of it.
 pub(super) type Said = BTreeMap<u64, inspect_reply::Block>;
 
 impl Known {
+    /// One that only views have; none of a mount that cannot be used.
+    pub(super) fn kept(
+        (mounts, cluster_id): (&Mounted, &str),
+        Stray { inode, generation, index }: Stray,
+        KeptRecord { mount_id, workers, .. }: KeptRecord,
+    ) -> Option<Self> {
+        let block_size = mounts.get(&mount_id)?.mount.block_size;
+        let block = Some(BlockRef::of_inode(cluster_id, inode, generation, index, block_size, mount_id));
+        let (asked, extent) = (
+            inspect_request::Block { block, ..inspect_request::Block::default() },
+            ExtentRecord { generation, workers, ..ExtentRecord::default() },
+        );
+        Some(Self { at: (inode, index), extent, replicas: 0, version: 0, asked, is_kept: true })
+    }
+
     fn finding(&self, tables: Tables<'_>, kind: FindingKind, detail: String) -> Result<Finding, WorkError> {
         Ok(Finding { index: self.at.1, ..of_inode(tables, kind, self.at.0, detail)? })
     }
@@ -63,8 +80,12 @@ impl Known {
     }
 
     /// Whether it is recorded as it was; one that was read has not been written to.
-    fn is_unchanged(&self, tables: Tables<'_>) -> Result<bool, WorkError> {
+    pub(super) fn is_unchanged(&self, tables: Tables<'_>) -> Result<bool, WorkError> {
         let (inode, index) = self.at;
+        if self.is_kept {
+            let block = Stray { inode, generation: self.extent.generation, index };
+            return Ok(tables.has(schema::KeptBlocks, block)?);
+        }
         if tables.extent(inode, index)?.as_ref() != Some(&self.extent) {
             return Ok(false);
         }
@@ -76,7 +97,7 @@ impl Known {
     }
 
     /// What is wrong at its workers.
-    fn judge(&self, tables: Tables<'_>, said: &Said, found: &mut Vec<Finding>) -> Result<(), WorkError> {
+    pub(super) fn judge(&self, tables: Tables<'_>, said: &Said, found: &mut Vec<Finding>) -> Result<(), WorkError> {
         let (index, generation) = (self.at.1, self.extent.generation);
         let there = self.those(said, Self::is_there);
         let elsewhere = match &there[..] {
@@ -93,7 +114,8 @@ impl Known {
                 }
                 _ => continue,
             };
-            let detail = format!("worker {worker}, block {index} of generation {generation}: {detail}");
+            let whose = if self.is_kept { ", kept for views" } else { "" };
+            let detail = format!("worker {worker}, block {index} of generation {generation}{whose}: {detail}");
             let cause = if kind == FindingKind::UnreadableBlock { answer.message.clone() } else { String::new() };
             found.push(Finding { worker: *worker, cause, ..self.finding(tables, kind, detail)? });
         }
@@ -135,7 +157,8 @@ fn known(
         let name = BlockRef::of_inode(cluster_id, inode, generation, index, mount.block_size, mount.id);
         let read = if is_read { length } else { 0 };
         let asked = inspect_request::Block { block: Some(name), read, key, etag };
-        let block = Known { at, replicas: mount.replicas.max(1), version: record.version, asked, extent };
+        let (replicas, version, is_kept) = (mount.replicas.max(1), record.version, false);
+        let block = Known { at, replicas, version, asked, extent, is_kept };
         for worker in &block.extent.workers {
             if !tables.has(schema::Replicas, (*worker, at))? {
                 let detail = format!("block {index} is not among those that worker {worker} is to keep");

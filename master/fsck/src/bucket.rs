@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::{Finding, FindingKind, Kind};
-use cavern_proto::reserved::{CLAIM, PRESERVED};
+use cavern_proto::reserved::is_reserved;
 use cavern_state::records::is_directory;
 use cavern_state::{Tables, schema};
 use cavern_ufs::{ListMode, UfsError};
@@ -120,7 +120,7 @@ fn judge_object(
 /// the bucket has not been asked about. Such objects are told of by the mount.
 fn has_place(tables: Tables<'_>, open: &OpenMount, key: &str) -> Result<bool, WorkError> {
     let Some(path) = key.strip_prefix(open.ufs.prefix()) else { return Ok(true) };
-    let is_own = path == CLAIM || path.starts_with(PRESERVED);
+    let is_own = is_reserved(path.as_bytes());
     let path = path.strip_suffix('/').unwrap_or(path);
     let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.contains('\0');
     if is_own || !path.split('/').all(is_name) {

@@ -6,6 +6,7 @@
 //! - [`workers`](self::workers): what workers have that no file has, and their cached blocks.
 //! - [`backlog`](self::backlog): what is to be written or deleted, and has failed for longer than it may take.
 //! - [`bucket`](self::bucket): a listing against the records of objects, which are in the same order.
+//! - [`views`](self::views): the object of each view, and the blocks that only views have.
 //! - [`mend`](self::mend): what is done about it.
 //!
 //! **Nothing is found that is only under way.** Tables are read as they were at one moment, in which commands have left
@@ -25,6 +26,7 @@ mod blocks;
 mod bucket;
 mod mend;
 mod namespace;
+mod views;
 mod workers;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -109,6 +111,7 @@ enum Subject {
     Intent,
     Deletion,
     Worker,
+    View,
 }
 
 impl Subject {
@@ -130,6 +133,7 @@ impl Subject {
             FindingKind::StuckIntent => Self::Intent,
             FindingKind::StuckDeletion => Self::Deletion,
             FindingKind::StrayBlock => Self::Worker,
+            FindingKind::MissingView => Self::View,
             _ => Self::Inode,
         }
     }
@@ -163,6 +167,7 @@ impl Fsck {
         Box::pin(run.check_backlog()).await?;
         Box::pin(run.check_buckets()).await?;
         if run.scope.inode == ROOT_INODE {
+            Box::pin(run.check_views()).await?;
             Box::pin(run.check_strays()).await?;
         }
         Box::pin(run.confirm()).await?;
@@ -300,12 +305,15 @@ impl Run<'_> {
             Subject::Block => {
                 let mut blocks: Vec<_> = before.iter().map(|finding| (finding.inode, finding.index)).collect();
                 blocks.dedup();
-                self.judge_blocks(blocks).await
+                let mut found = self.judge_blocks(blocks.clone()).await?;
+                found.extend(self.kept_again(blocks).await?);
+                Ok(found)
             }
             Subject::Replica => self.replicas_again(before).await,
             Subject::Object => self.objects_again(before).await,
             Subject::Intent => self.intents_again(before).await,
             Subject::Deletion => self.deletions_again(before).await,
+            Subject::View => self.views_again(before).await,
             Subject::Worker => {
                 let workers: BTreeSet<u64> = before.iter().map(|finding| finding.worker).collect();
                 let mut found = Vec::new();

@@ -7,8 +7,12 @@ use std::time::Duration;
 use cavern_fsck::Fsck;
 use cavern_proto::data::Status;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Finding, FindingKind, FsckRequest, Kind, LinkInode, RenameMode, SetQuota, WorkerState};
-use cavern_proto::record::{DentryRecord, ExtentRecord, InodeRecord, UsageRecord};
+use cavern_proto::master::{
+    Finding, FindingKind, FsckRequest, Kind, LinkInode, RenameMode, SetQuota, View, WorkerState,
+};
+use cavern_proto::record::{
+    BeginView, DentryRecord, ExtentRecord, FinishView, FreezeView, InodeRecord, RemoveView, UsageRecord,
+};
 use cavern_state::schema::{self, encode_key};
 use cavern_state::{Family, Tables};
 use cavern_work::WorkError;
@@ -264,6 +268,44 @@ async fn what_buckets_and_workers_lack_is_found_and_mended_where_something_else_
     assert!(bench.bucket.keys().contains(&"top/strange".to_owned()));
     let has_blocks = bench.look(move |tables| Ok(!tables.extents(clean, 0)?.is_empty())).await;
     assert!(!has_blocks, "it is read from its object");
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_views_lack_is_found() {
+    use FindingKind::{MissingBlock, MissingView};
+    let mut bench = Fixture::new().await;
+    bench.all_live();
+    let file = bench.file_of_block("f", 0, vec![1, 2]).await;
+    bench.settled().await;
+    let proposer = bench.master().services().proposer.clone();
+    let mount_id = bench.master().services().mounts.all_recorded().unwrap()[0].id;
+    let key = "top/.cavern-view-0".to_owned();
+    let view = View { name: "v".into(), mount_id, store_mount_id: mount_id, key, ..View::default() };
+    let view = *proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap();
+    proposer.propose(FreezeView { id: view.id }).await.unwrap().unwrap();
+    bench.cut(file, 0).await;
+    bench.settled().await;
+    assert_eq!(bench.found(whole()).await, expected(&[]), "it is being made");
+
+    let etag = bench.bucket.put(&view.key, &b"image"[..]);
+    let ready = View { etag, object_bytes: 5, ..view.clone() };
+    proposer.propose(FinishView { view: Some(ready) }).await.unwrap().unwrap();
+    assert_eq!(bench.found(whole()).await, expected(&[]));
+    bench.fake.said.lock().insert((2, 0), (Status::NoSuchBlock, 0));
+    bench.bucket.put(&view.key, &b"another"[..]);
+    let (found, missed) = bench.fsck(FsckRequest { repair: true, ..whole() }).await;
+    assert_eq!((kinds(&found), missed), (expected(&[(MissingBlock, "/m/f"), (MissingView, "v")]), Vec::new()));
+    assert!(found.iter().all(|finding| finding.repaired.is_empty()), "{found:?}");
+    let block = found.iter().find(|finding| finding.kind() == MissingBlock).unwrap();
+    assert!(block.worker == 2 && block.detail.contains("kept for views"), "{}", block.detail);
+    bench.bucket.delete(&view.key);
+    assert!(bench.found(whole()).await.contains(&(MissingView, "v".to_owned())));
+
+    proposer.propose(RemoveView { id: view.id }).await.unwrap().unwrap();
+    bench.master().services().repair.views_removed();
+    eventually(|| bench.look(|tables| Ok(tables.counters()?.kept == 0))).await;
+    assert_eq!(bench.found(whole()).await, expected(&[]));
     bench.end().await;
 }
 

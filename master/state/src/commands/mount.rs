@@ -118,7 +118,8 @@ pub fn update(tx: &mut Transaction<'_>, update: UpdateMount) -> Result<Outcome> 
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
-/// No block of an earlier generation, of a file up to this inode, is changed any more by whoever goes by the mount table.
+/// No block of an earlier generation, of a file up to this inode, is changed any more by whoever goes by the mount
+/// table.
 pub(super) fn freeze(tx: &mut Transaction<'_>, mount: Mount, (frozen_below, frozen_inodes): (u32, u64)) {
     tx.put(schema::Mounts, mount.id, &Mount { frozen_below, frozen_inodes, ..mount });
     changed(tx);
@@ -147,8 +148,8 @@ pub fn seal(tx: &mut Transaction<'_>, seal: SealSecrets) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Removes a mount, if nothing was changed in it since the proposer looked whether its bucket lacks something, and there
-/// is no view of it, nor in its bucket.
+/// Removes a mount, if nothing was changed in it since the proposer looked whether its bucket lacks something, and
+/// there is no view of it, nor in its bucket.
 pub fn remove(tx: &mut Transaction<'_>, remove: &RemoveMount) -> Result<Outcome> {
     let tables = tx.before();
     let Some(mount) = tables.mount(remove.mount_id)? else { return Ok(Outcome::NoSuchMount) };

@@ -1,8 +1,9 @@
 //! Views: what is recorded of them, and what of fs-mode mounts they freeze.
 //!
-//! A view of an fs-mode mount is made in steps. From its beginning on no block of the mount is freed, so what the leader
-//! reads of the tables then is there for as long as the view is. After that the view is frozen: a generation begins that
-//! is later than any so far, and the mount table says so; whoever goes by that table changes no block of an earlier one.
+//! A view of an fs-mode mount is made in steps. From its beginning on no block of the mount is freed, so what the
+//! leader reads of the tables then is there for as long as the view is. After that the view is frozen: a generation
+//! begins that is later than any so far, and the mount table says so; whoever goes by that table changes no block of an
+//! earlier one.
 
 use cavern_proto::master::{Extent, View, ViewState, WriteType};
 use cavern_proto::record::{BeginView, FinishView, GarbageRecord, KeptRecord, ReleaseKept, Stray};

@@ -1,8 +1,8 @@
 //! Which blocks of fs-mode files views have.
 //!
 //! A view has the blocks of its mount that are of an earlier generation than the one that began with it, of files whose
-//! numbers were given out before; all of them while it is not frozen yet. Of several views of a mount the latest has all
-//! that any has of what files have now. What a file loses of that is not freed, but kept: under its name, with the
+//! numbers were given out before; all of them while it is not frozen yet. Of several views of a mount the latest has
+//! all that any has of what files have now. What a file loses of that is not freed, but kept: under its name, with the
 //! workers that have it, and with the last view that there was then. Views that begin later do not have it. When views
 //! go, the leader has those blocks freed that none has any more (`ReleaseKept`).
 

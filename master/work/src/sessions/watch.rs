@@ -180,14 +180,20 @@ struct Session {
     received_at: Instant,
     /// Its client may refer to inodes that it knows from an earlier stream, and has not asked about in this one.
     knows_earlier: bool,
-    /// Of which its client knows the masters.
-    group_epoch: u64,
-    /// Of the mount table that its client goes by, whatever it writes.
-    mounts_epoch: u64,
+    epochs: KnownEpochs,
     /// When it is known here what its client knows, since it has said so, and its kernel trusts nothing else any more.
     settles_at: Option<Instant>,
     /// What its client has said last of what it does.
     activity: ClientActivity,
+}
+
+/// What the client of a session has said that it goes by.
+#[derive(Default)]
+struct KnownEpochs {
+    /// Of the group of masters.
+    group: u64,
+    /// Of the mount table, whatever it writes.
+    mounts: u64,
 }
 
 impl Session {

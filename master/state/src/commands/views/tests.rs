@@ -1,5 +1,5 @@
-//! What views keep, and for how long: whatever happens to files, a block is there as long as a file or a view has it, and
-//! no longer.
+//! What views keep, and for how long: whatever happens to files, a block is there as long as a file or a view has it,
+//! and no longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -581,7 +581,8 @@ proptest! {
     fn rolling_views_leave_nothing(steps in prop::collection::vec(step(), 0..80)) {
         let (mut bench, mut model) = (Fixture::new(), Model::default());
         // In the end there is nothing left.
-        let last = [Step::Release].into_iter().chain([3, 2, 1, 0].map(|view| Step::Remove { view })).chain([Step::Release]);
+        let removals = [3, 2, 1, 0].map(|view| Step::Remove { view });
+        let last = [Step::Release].into_iter().chain(removals).chain([Step::Release]);
         for step in steps.into_iter().chain(last) {
             model.take(&mut bench, &step);
             model.check(&bench, &step);

@@ -6,7 +6,7 @@ impl WatchHub {
     /// The client of a session knows the masters of an epoch.
     pub fn knows_group(&self, session: u64, epoch: u64) {
         if let Some(known) = self.state.lock().sessions.get_mut(&session) {
-            known.group_epoch = epoch;
+            known.epochs.group = epoch;
         }
         self.progress.notify_waiters();
     }
@@ -22,13 +22,13 @@ impl WatchHub {
     /// latest after one lease. Gives the names of those that have not said so.
     pub async fn wait_group_known(&self, epoch: u64) -> Vec<String> {
         let know = |state: &super::State| {
-            state.has_settled(self.lease) && state.sessions.values().all(|session| session.group_epoch >= epoch)
+            state.has_settled(self.lease) && state.sessions.values().all(|session| session.epochs.group >= epoch)
         };
         if self.wait_until(know).await {
             return Vec::new();
         }
         let state = self.state.lock();
-        let unaware = state.sessions.values().filter(|session| session.group_epoch < epoch);
+        let unaware = state.sessions.values().filter(|session| session.epochs.group < epoch);
         let broken = state.broken.iter().filter(|(_, since)| since.elapsed() < self.lease);
         let names = unaware.map(|session| format!("client {}", session.client));
         names.chain(broken.map(|(id, _)| format!("the client of session {id}, which has no stream"))).collect()

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::notify::payload;
-use super::{QUEUE_EVENTS, SESSIONS_MAX, Session, SessionStream, State, WatchHub, event, new_id};
+use super::{KnownEpochs, QUEUE_EVENTS, SESSIONS_MAX, Session, SessionStream, State, WatchHub, event, new_id};
 use crate::error::WorkError;
 use crate::sessions::recent::{Recent, RecentChanges};
 
@@ -94,8 +94,7 @@ impl WatchHub {
             acknowledged: 0,
             received_at: Instant::now(),
             knows_earlier: before.knows_inodes || goes_on,
-            group_epoch: 0,
-            mounts_epoch: 0,
+            epochs: KnownEpochs::default(),
             settles_at: None,
             activity: ClientActivity::default(),
         };

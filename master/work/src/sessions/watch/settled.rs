@@ -17,7 +17,7 @@ impl State {
     fn go_by(&self, epoch: u64, lease: Duration) -> bool {
         self.started.elapsed() >= lease
             && self.broken.is_empty()
-            && self.sessions.values().all(|session| session.mounts_epoch >= epoch)
+            && self.sessions.values().all(|session| session.epochs.mounts >= epoch)
     }
 }
 
@@ -26,7 +26,7 @@ impl WatchHub {
     /// one.
     pub fn mounts_settled(&self, session: u64, epoch: u64) {
         if let Some(known) = self.state.lock().sessions.get_mut(&session) {
-            known.mounts_epoch = epoch;
+            known.epochs.mounts = epoch;
         }
         self.progress.notify_waiters();
     }
@@ -35,8 +35,8 @@ impl WatchHub {
     /// included.
     ///
     /// # Errors
-    /// [`WorkError::Refused`] when one does not say so within two leases, or its lease ends meanwhile: it may be writing
-    /// to what is frozen.
+    /// [`WorkError::Refused`] when one does not say so within two leases, or its lease ends meanwhile: it may be
+    /// writing to what is frozen.
     pub async fn wait_settled(&self, epoch: u64) -> Result<(), WorkError> {
         let lapses = self.state.lock().lapses;
         let look = |state: &State| match state.lapses == lapses {
@@ -51,13 +51,14 @@ impl WatchHub {
             return found;
         }
         let state = self.state.lock();
-        let late = state.sessions.values().filter(|session| session.mounts_epoch < epoch);
+        let late = state.sessions.values().filter(|session| session.epochs.mounts < epoch);
         let mut names: Vec<String> = late.map(|session| format!("client {}", session.client)).collect();
         if names.is_empty() {
             names.push("a client without a stream".to_owned());
         }
         Err(WorkError::Refused(format!(
-            "{} did not say in time that it writes to nothing that is to be frozen: end it, or try again when it answers",
+            "{} did not say in time that it writes to nothing that is to be frozen: end it, or try again when it \
+             answers",
             names.join(", ")
         )))
     }
