@@ -24,13 +24,12 @@ const READ: usize = 4;
 pub(super) struct Known {
     pub at: FileBlock,
     pub extent: ExtentRecord,
+    /// How many there are to be; 0 where no file has it any more, and a view does.
     replicas: u32,
     /// The version of the file's content.
     version: u64,
     /// What it is called at workers, how much of it is the file's and is to be read, and which object has that.
     asked: inspect_request::Block,
-    /// No file has it any more, and a view does.
-    is_kept: bool,
 }
 
 /// What its workers say of it.
@@ -38,18 +37,13 @@ pub(super) type Said = BTreeMap<u64, inspect_reply::Block>;
 
 impl Known {
     /// One that only views have; none of a mount that cannot be used.
-    pub(super) fn kept(
-        (mounts, cluster_id): (&Mounted, &str),
-        Stray { inode, generation, index }: Stray,
-        KeptRecord { mount_id, workers, .. }: KeptRecord,
-    ) -> Option<Self> {
+    pub(super) fn kept((mounts, cluster_id): (&Mounted, &str), block: Stray, kept: KeptRecord) -> Option<Self> {
+        let (Stray { inode, generation, index }, KeptRecord { mount_id, workers, .. }) = (block, kept);
         let block_size = mounts.get(&mount_id)?.mount.block_size;
         let block = Some(BlockRef::of_inode(cluster_id, inode, generation, index, block_size, mount_id));
-        let (asked, extent) = (
-            inspect_request::Block { block, ..inspect_request::Block::default() },
-            ExtentRecord { generation, workers, ..ExtentRecord::default() },
-        );
-        Some(Self { at: (inode, index), extent, replicas: 0, version: 0, asked, is_kept: true })
+        let asked = inspect_request::Block { block, ..inspect_request::Block::default() };
+        let extent = ExtentRecord { generation, workers, ..ExtentRecord::default() };
+        Some(Self { at: (inode, index), extent, replicas: 0, version: 0, asked })
     }
 
     fn finding(&self, tables: Tables<'_>, kind: FindingKind, detail: String) -> Result<Finding, WorkError> {
@@ -80,9 +74,9 @@ impl Known {
     }
 
     /// Whether it is recorded as it was; one that was read has not been written to.
-    pub(super) fn is_unchanged(&self, tables: Tables<'_>) -> Result<bool, WorkError> {
+    fn is_unchanged(&self, tables: Tables<'_>) -> Result<bool, WorkError> {
         let (inode, index) = self.at;
-        if self.is_kept {
+        if self.replicas == 0 {
             let block = Stray { inode, generation: self.extent.generation, index };
             return Ok(tables.has(schema::KeptBlocks, block)?);
         }
@@ -97,7 +91,7 @@ impl Known {
     }
 
     /// What is wrong at its workers.
-    pub(super) fn judge(&self, tables: Tables<'_>, said: &Said, found: &mut Vec<Finding>) -> Result<(), WorkError> {
+    fn judge(&self, tables: Tables<'_>, said: &Said, found: &mut Vec<Finding>) -> Result<(), WorkError> {
         let (index, generation) = (self.at.1, self.extent.generation);
         let there = self.those(said, Self::is_there);
         let elsewhere = match &there[..] {
@@ -114,7 +108,7 @@ impl Known {
                 }
                 _ => continue,
             };
-            let whose = if self.is_kept { ", kept for views" } else { "" };
+            let whose = if self.replicas == 0 { ", kept for views" } else { "" };
             let detail = format!("worker {worker}, block {index} of generation {generation}{whose}: {detail}");
             let cause = if kind == FindingKind::UnreadableBlock { answer.message.clone() } else { String::new() };
             found.push(Finding { worker: *worker, cause, ..self.finding(tables, kind, detail)? });
@@ -157,8 +151,7 @@ fn known(
         let name = BlockRef::of_inode(cluster_id, inode, generation, index, mount.block_size, mount.id);
         let read = if is_read { length } else { 0 };
         let asked = inspect_request::Block { block: Some(name), read, key, etag };
-        let (replicas, version, is_kept) = (mount.replicas.max(1), record.version, false);
-        let block = Known { at, replicas, version, asked, extent, is_kept };
+        let block = Known { at, replicas: mount.replicas.max(1), version: record.version, asked, extent };
         for worker in &block.extent.workers {
             if !tables.has(schema::Replicas, (*worker, at))? {
                 let detail = format!("block {index} is not among those that worker {worker} is to keep");
@@ -199,6 +192,12 @@ impl Run<'_> {
     /// What is wrong with blocks, in the tables and at their workers.
     pub(super) async fn judge_blocks(&mut self, blocks: Vec<FileBlock>) -> Result<Vec<Finding>, WorkError> {
         let (known, mut found) = self.recorded(blocks).await?;
+        found.extend(self.judge_known(known).await?);
+        Ok(found)
+    }
+
+    /// What is wrong with blocks at their workers.
+    pub(super) async fn judge_known(&mut self, known: Vec<Known>) -> Result<Vec<Finding>, WorkError> {
         let said = self.ask(&known).await?;
         let (repair, placement) = (self.fsck.repair.clone(), self.fsck.writer.placement()?);
         let read = self.read(move |tables| {
@@ -226,8 +225,7 @@ impl Run<'_> {
             }
             Ok(found)
         });
-        found.extend(read.await?);
-        Ok(found)
+        read.await
     }
 
     /// Blocks as they are recorded, and what is wrong with that.

@@ -313,7 +313,7 @@ impl Run<'_> {
             Subject::Object => self.objects_again(before).await,
             Subject::Intent => self.intents_again(before).await,
             Subject::Deletion => self.deletions_again(before).await,
-            Subject::View => self.views_again(before).await,
+            Subject::View => Ok(self.judge_views().await?.1),
             Subject::Worker => {
                 let workers: BTreeSet<u64> = before.iter().map(|finding| finding.worker).collect();
                 let mut found = Vec::new();
