@@ -2,8 +2,8 @@
 //!
 //! Each page is one request, sent once: whoever has many of them under way wants to know of the first that a busy store
 //! refuses, and sends it again by itself. Nothing is sorted here. A store that begins elsewhere than it is told to, or
-//! lists in no order, is told by its first page that shows it ([`RangePage::Unsuitable`]). The objects of views are left
-//! out, as in every listing.
+//! lists in no order, is told by its first page that shows it ([`RangePage::Unsuitable`]). The objects of views are
+//! left out, as in every listing.
 
 use crate::error::UfsError;
 use crate::lister::hide_views;
