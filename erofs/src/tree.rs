@@ -109,6 +109,13 @@ pub trait Tree {
         directory: u64,
         each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
     ) -> Result<(), Self::Error>;
+
+    /// The devices that contents turned out to lie in, once all directories have been asked for: the first ones of
+    /// those that the image was begun with, each with as many blocks as it has become. `None` where they are as they
+    /// were.
+    fn devices(&self) -> Option<Vec<Device>> {
+        None
+    }
 }
 
 impl Kind {

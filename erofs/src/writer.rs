@@ -34,7 +34,8 @@ pub struct Options<'a> {
     /// What compact inodes show.
     pub time: Timestamp,
     pub times: Times,
-    /// Up to 65,535; all of them are named when the image is mounted, in this order.
+    /// Up to 65,535; all of them are named when the image is mounted, in this order. Where the tree says in the end
+    /// which ones there are ([`Tree::devices`]), these are the most that there may be.
     pub devices: &'a [Device],
 }
 
@@ -67,7 +68,9 @@ pub fn write_image<T: Tree>(
 ) -> Result<Summary, T::Error> {
     options.check()?;
     let plan = plan::Planner::new(options).plan(root, tree)?;
-    emit::emit(&plan, image, options).map_err(T::Error::from)
+    let devices = tree.devices();
+    let options = Options { devices: devices.as_deref().unwrap_or(options.devices), ..options.clone() };
+    emit::emit(&plan, image, &options).map_err(T::Error::from)
 }
 
 impl Options<'_> {

@@ -19,6 +19,7 @@ use cavern_work::namespace::Lookups;
 use cavern_work::persist::Persistence;
 use cavern_work::repair::Repair;
 use cavern_work::sessions::{CurrentSessions, Recalls, WatchHub};
+use cavern_work::views::ViewMaker;
 use cavern_work::workers::Workers;
 use cavern_work::workers::calls::{BlockFiller, ObjectWriter};
 use cavern_work::{StateReader, WorkError};
@@ -197,6 +198,14 @@ fn services(
         conf,
         metrics.repair.clone(),
     );
+    let views = ViewMaker::new(
+        lookups.clone(),
+        proposer.clone(),
+        repair.clone(),
+        &conf.data_dir.join("views"),
+        cluster_id.clone(),
+        metrics.views.clone(),
+    );
     let fsck = Fsck {
         lookups: lookups.clone(),
         proposer: proposer.clone(),
@@ -219,6 +228,7 @@ fn services(
         jobs,
         persistence,
         repair,
+        views,
         fsck,
         consensus: consensus.clone(),
         lease,

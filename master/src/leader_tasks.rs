@@ -1,6 +1,6 @@
 //! What only the leader does, as one object that begins and ends with its leadership: what runs all the time
-//! (maintenance, expiry, persistence and repair), and what the log says was begun and is not over: jobs, indexes, and
-//! taking in what buckets had before.
+//! (maintenance, expiry, persistence, repair, and what is left of views), and what the log says was begun and is not
+//! over: jobs, indexes, and taking in what buckets had before.
 
 use std::sync::Arc;
 
@@ -42,6 +42,7 @@ impl LeaderTasks {
         let list = &services.background;
         services.persistence.start(list);
         services.repair.start(list);
+        services.views.start(list);
         for mount in Tables::new(database).mounts()? {
             match services.mounts.get(mount.id) {
                 Ok(open) if open.is_fs_mode() => services.lookups.listings.start_existing(open),
@@ -65,6 +66,7 @@ impl LeaderTasks {
         let Self { services, background } = self;
         background.stop.cancel();
         services.jobs.shutdown().await;
+        services.views.shutdown().await;
         services.persistence.shutdown().await;
         services.repair.shutdown().await;
         services.lookups.listings.shutdown().await;

@@ -297,7 +297,8 @@ fn routes(audit: AuditLog, bootstrap: &Arc<Bootstrap>, election: &Arc<LeaderElec
         .max_encoding_message_size(MESSAGE_MAX);
     Routes::new(Guarded::new(masters, audit.clone()))
         .add_service(Guarded::new(LeaderOnly::namespace(election.clone()), audit.clone()))
-        .add_service(Guarded::new(LeaderOnly::cluster(election.clone()), audit))
+        .add_service(Guarded::new(LeaderOnly::cluster(election.clone()), audit.clone()))
+        .add_service(Guarded::new(LeaderOnly::views(election.clone()), audit))
         .prepare()
 }
 

@@ -13,6 +13,7 @@ mod peer;
 mod priority_runtimes;
 mod roles;
 mod session;
+mod views;
 
 pub use guard::Guarded;
 pub use leader_only::LeaderOnly;

@@ -12,6 +12,7 @@ use cavern_work::namespace::Lookups;
 use cavern_work::persist::Persistence;
 use cavern_work::repair::Repair;
 use cavern_work::sessions::WatchHub;
+use cavern_work::views::ViewMaker;
 use cavern_work::workers::Workers;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,6 +31,7 @@ pub struct Services {
     pub jobs: Arc<Jobs>,
     pub persistence: Arc<Persistence>,
     pub repair: Arc<Repair>,
+    pub views: ViewMaker,
     pub fsck: Fsck,
     pub consensus: Arc<Consensus>,
     pub lease: LeaderLease,

@@ -24,3 +24,4 @@ mod requests;
 mod restart;
 mod rotation;
 mod sessions;
+mod views;

@@ -8,6 +8,10 @@
 //!
 //! What is collected takes memory, and has a limit for that reason. A listing in order has that of who lists
 //! ([`Lister::at_most`]): a store may answer for ever.
+//!
+//! The objects of views, which lie beside all names of a mount, are in no listing of it.
+
+use cavern_proto::reserved::VIEW;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ListPage, ObjectMeta};
@@ -103,7 +107,9 @@ impl Lister {
             return Err(error);
         }
         self.position = answer.next.map_or(Position::End, Position::After);
-        self.in_order(answer.page).map(Some)
+        let mut page = answer.page;
+        hide_views(&mut page, self.ufs.prefix());
+        self.in_order(page).map(Some)
     }
 
     fn request(&self) -> Request {
@@ -146,6 +152,13 @@ impl Lister {
         self.order = Order::Sorted(sorted);
         Ok(page)
     }
+}
+
+/// Takes the objects of views out of a page of a mount with this prefix.
+pub(crate) fn hide_views(page: &mut ListPage, prefix: &str) {
+    let is_shown = |key: &str| !key.strip_prefix(prefix).is_some_and(|name| name.starts_with(VIEW));
+    page.objects.retain(|object| is_shown(&object.key));
+    page.prefixes.retain(|prefix| is_shown(prefix));
 }
 
 /// Where a page ends whose entries are in order and behind `after`.
@@ -348,6 +361,29 @@ mod tests {
         // One that begins anew counts anew.
         bucket.list_in_shards(2, 100);
         assert_eq!(listed(&mut ufs.list("d/", ListMode::Recursive).at_most(2900, "")).await.1, 1);
+    }
+
+    #[tokio::test]
+    async fn views_are_in_no_listing() {
+        let bucket = MemoryBucket::named("lister-views");
+        let view = format!("{VIEW}0123456789abcdef0123456789abcdef");
+        let keys = [".cavern-view", ".cavern-vieww", "a", "d/a", "m/a", "m/z"].map(str::to_owned);
+        // Those of mounts above and beside are objects as any other.
+        let others = [view.clone(), format!("m/d/{view}"), format!("n/{view}")];
+        for key in keys.iter().chain(&others).chain(&[format!("m/{view}"), format!("m/{view}x/y")]) {
+            bucket.put(key, "x");
+        }
+        let ufs = Ufs::open("memory://lister-views/m", &HashMap::new(), &schema::Ufs::default()).unwrap();
+        for shards in [1, u64::MAX] {
+            bucket.list_in_shards(shards, 3);
+            let entries = listed(&mut ufs.list("m/", ListMode::Directory)).await.0;
+            assert_eq!(entries, ["m/a", "m/d/", "m/z"]);
+            let all = listed(&mut ufs.list("m/", ListMode::Recursive)).await.0;
+            assert_eq!(all, ["m/a".to_owned(), format!("m/d/{view}"), "m/z".to_owned()]);
+        }
+        let whole = Ufs::open("memory://lister-views", &HashMap::new(), &schema::Ufs::default()).unwrap();
+        let entries = listed(&mut whole.list("", ListMode::Directory)).await.0;
+        assert_eq!(entries, [".cavern-view", ".cavern-vieww", "a", "d/", "m/", "n/"]);
     }
 
     #[tokio::test]

@@ -2,9 +2,11 @@
 //!
 //! Each page is one request, sent once: whoever has many of them under way wants to know of the first that a busy store
 //! refuses, and sends it again by itself. Nothing is sorted here. A store that begins elsewhere than it is told to, or
-//! lists in no order, is told by its first page that shows it ([`RangePage::Unsuitable`]).
+//! lists in no order, is told by its first page that shows it ([`RangePage::Unsuitable`]). The objects of views are
+//! left out, as in every listing.
 
 use crate::error::UfsError;
+use crate::lister::hide_views;
 use crate::object::{ListMode, ListPage};
 use crate::store::{ListRequest, PAGE_KEYS};
 use crate::ufs::Ufs;
@@ -62,6 +64,7 @@ impl RangeLister {
         if let Some(last) = page.objects.last() {
             self.after.clone_from(&last.key);
         }
+        hide_views(&mut page, self.ufs.prefix());
         self.token = answer.next;
         let is_last = self.token.is_none();
         Ok(RangePage::Keys { page, is_last })
@@ -118,6 +121,18 @@ mod tests {
             let listed = runtime.block_on(listed(&ufs("ranges-model"), &after));
             prop_assert_eq!(listed, Some(expected));
         }
+    }
+
+    #[tokio::test]
+    async fn views_are_in_no_part_of_a_listing() {
+        let bucket = MemoryBucket::named("ranges-views");
+        for key in ["m/.a", "m/.cavern-view-0123456789abcdef0123456789abcdef", "m/.cavern-view-1", "m/b"] {
+            bucket.put(key, "x");
+        }
+        bucket.list_in_pages_of(1);
+        let ufs = ufs("ranges-views/m");
+        assert_eq!(listed(&ufs, "").await.unwrap(), ["m/.a", "m/b"]);
+        assert_eq!(listed(&ufs, "m/.cavern-view-1").await.unwrap(), ["m/b"]);
     }
 
     #[tokio::test]

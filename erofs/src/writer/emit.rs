@@ -27,7 +27,7 @@ struct Emitter<'a> {
 
 pub(super) fn emit(plan: &Plan, image: &File, options: &Options<'_>) -> Result<Summary, Error> {
     let first_inode_block = options.first_inode_block();
-    let first_block = plan.inodes_end.div_ceil(BLOCK_BYTES);
+    let first_block = first_inode_block + plan.inode_bytes.div_ceil(BLOCK_BYTES);
     let blocks = u32::try_from(first_block + plan.blocks).map_err(|_| Error::TooLarge)?;
     let image_bytes = u64::from(blocks) * BLOCK_BYTES;
     image.set_len(0).and_then(|()| image.set_len(image_bytes)).map_err(Error::Write)?;

@@ -21,8 +21,8 @@ pub(super) struct Plan {
     /// `DirectoryPlace`s, in the same order, which is that in which names lead to them.
     pub(super) places: Sequence,
     pub(super) directories: u64,
-    /// Where inodes end, in bytes of the image.
-    pub(super) inodes_end: u64,
+    /// Of all inodes, with the gaps between them.
+    pub(super) inode_bytes: u64,
     /// Behind the inodes.
     pub(super) blocks: u64,
     pub(super) summary: Summary,
@@ -93,14 +93,14 @@ impl<'a> Planner<'a> {
             records: sequence(),
             places: sequence(),
             directories: 0,
-            inodes_end: 0,
+            inode_bytes: 0,
             blocks: 0,
             summary: Summary::default(),
         };
         Self {
             options,
             plan,
-            slots: Slots::new(options.first_inode_block() * BLOCK_BYTES),
+            slots: Slots::new(0),
             queue: sequence(),
             linked: HashMap::new(),
             group: Group::new(0, 0, ROOT, Attributes::default(), Vec::new()),
@@ -127,7 +127,7 @@ impl<'a> Planner<'a> {
             tree.entries(self.group.id, &mut |name, node| self.add(name, node))?;
             self.finish_group()?;
         }
-        self.plan.inodes_end = self.slots.end;
+        self.plan.inode_bytes = self.slots.end;
         Ok(self.plan)
     }
 
@@ -312,8 +312,7 @@ impl<'a> Planner<'a> {
 
     /// The number of an inode of so many bytes, with what follows it.
     fn place(&mut self, bytes: usize, fit: Fit) -> u64 {
-        let first = self.options.first_inode_block() * BLOCK_BYTES;
-        ROOT + (self.slots.place(bytes, fit) - first) / SLOT
+        ROOT + self.slots.place(bytes, fit) / SLOT
     }
 
     fn take_blocks(&mut self, count: u64) -> u64 {

@@ -15,7 +15,7 @@ pub(super) enum Fit {
     Anywhere,
 }
 
-/// Positions are bytes of the image.
+/// Positions are bytes behind the first inode, which is at the beginning of a block.
 pub(super) struct Slots {
     pub(super) end: u64,
     /// Within a block before the end.

@@ -119,11 +119,27 @@ impl Model {
         self.with_node(0, |root| write_image(image, root, &mut &*self, &options))
     }
 
+    /// Begins with more and larger devices than there turn out to be.
+    fn write_growing(&self, image: &File, spill: &Path) -> Result<Summary, Error> {
+        let most = vec![Device { blocks: u32::MAX, tag: [0; 64] }; 100];
+        let options = Options { spill, uuid: [b'u'; 16], label: "view", time: TIME, times: Times::Own, devices: &most };
+        self.with_node(0, |root| write_image(image, root, &mut Growing(self), &options))
+    }
+
     /// Of its image.
     pub fn bytes(&self) -> Vec<u8> {
+        Self::bytes_of(|image, spill| self.write(image, spill))
+    }
+
+    /// Of its image, the devices of which were not known in the beginning.
+    pub fn growing_bytes(&self) -> Vec<u8> {
+        Self::bytes_of(|image, spill| self.write_growing(image, spill))
+    }
+
+    fn bytes_of(write: impl FnOnce(&File, &Path) -> Result<Summary, Error>) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("image");
-        let summary = self.write(&File::create(&path).unwrap(), directory.path()).unwrap();
+        let summary = write(&File::create(&path).unwrap(), directory.path()).unwrap();
         let bytes = std::fs::read(path).unwrap();
         assert_eq!(bytes.len() as u64, summary.image_bytes);
         bytes
@@ -196,6 +212,26 @@ impl Tree for &Model {
             self.with_node(index, |node| each(&name[..], node))?;
         }
         Ok(())
+    }
+}
+
+/// Says in the end which devices there are.
+struct Growing<'a>(&'a Model);
+
+impl Tree for Growing<'_> {
+    type Error = Error;
+
+    fn entries(
+        &mut self,
+        directory: u64,
+        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut model = self.0;
+        model.entries(directory, each)
+    }
+
+    fn devices(&self) -> Option<Vec<Device>> {
+        Some(devices())
     }
 }
 

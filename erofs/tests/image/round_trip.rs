@@ -113,6 +113,7 @@ proptest! {
         let bytes = model.bytes();
         model.assert_same(&Image::open(&bytes).unwrap());
         prop_assert!(bytes == model.bytes(), "two images of a tree differ");
+        prop_assert!(bytes == model.growing_bytes(), "devices that are known in the end make another image");
     }
 }
 

@@ -58,8 +58,16 @@ impl Cluster for Services {
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await.ok().flatten();
         let unnamed = || WorkError::Invalid("the first message of a session names the client".into());
-        let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } =
-            first.ok_or_else(unnamed).or_status()??;
+        let WatchRequest {
+            client,
+            session: earlier,
+            place,
+            knows_inodes,
+            applied_seq,
+            has_changed,
+            mounts_settled,
+            ..
+        } = first.ok_or_else(unnamed).or_status()??;
         let recorded = self.lookups.reader.read(move |tables| Ok(tables.session(earlier)?)).await.or_status()?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
         let before = Before {
@@ -75,6 +83,9 @@ impl Cluster for Services {
         let session = self.watch.open(&client, before).or_status()?;
         self.rollbacks.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
+        if mounts_settled != 0 {
+            self.watch.mounts_settled(id, mounts_settled);
+        }
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
             if let Some(over) = self.watch.supersede_client(&place, id).await {

@@ -161,6 +161,11 @@ impl AuditedCall {
         }
     }
 
+    /// Says what it is about, once.
+    pub fn is_about(&self, subject: impl FnOnce() -> String) {
+        self.subject.get_or_init(subject);
+    }
+
     /// That of a request, if there is an audit log.
     pub fn of<T>(request: &tonic::Request<T>) -> Option<Self> {
         request.extensions().get().cloned()
@@ -202,7 +207,7 @@ impl AuditedCall {
 /// What a call is about, for the audit log. Says it once.
 pub fn is_about<T>(request: &tonic::Request<T>, subject: impl FnOnce(&T) -> String) {
     if let Some(call) = request.extensions().get::<AuditedCall>() {
-        call.subject.get_or_init(|| subject(request.get_ref()));
+        call.is_about(|| subject(request.get_ref()));
     }
 }
 

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
+use cavern_proto::master::views_server::ViewsServer;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
@@ -37,6 +38,16 @@ impl LeaderOnly<ClusterServer<Services>> {
     pub fn cluster(election: Arc<LeaderElection>) -> Self {
         let of = |term: &LeaderState| {
             let server = ClusterServer::new(term.services.clone());
+            server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+        };
+        Self { election, of }
+    }
+}
+
+impl LeaderOnly<ViewsServer<Services>> {
+    pub fn views(election: Arc<LeaderElection>) -> Self {
+        let of = |term: &LeaderState| {
+            let server = ViewsServer::new(term.services.clone());
             server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
         };
         Self { election, of }

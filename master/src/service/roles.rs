@@ -95,6 +95,17 @@ const TABLE: &[(&str, Methods)] = &[
         ],
     ),
     (
+        "cavern.master.v1.Views",
+        &[
+            ("CreateView", OPERATORS, Audited),
+            ("ImportView", OPERATORS, Audited),
+            ("ListViews", &[Client, Viewer, Operator, Admin], Unaudited),
+            ("GetView", &[Client, Viewer, Operator, Admin], Unaudited),
+            ("DeleteView", OPERATORS, Audited),
+            ("LocateBlocks", USERS, Unaudited),
+        ],
+    ),
+    (
         "cavern.raft.v1.Raft",
         &[
             ("Append", MASTERS, Unaudited),
@@ -125,9 +136,9 @@ pub(super) fn method(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
-/// Whether the path is that of a method of the namespace.
+/// Whether the path is that of a method of the namespace, or of views: what clients may do at their rates.
 pub(super) fn is_of_namespace(path: &str) -> bool {
-    path.starts_with("/cavern.master.v1.Namespace/")
+    ["/cavern.master.v1.Namespace/", "/cavern.master.v1.Views/"].into_iter().any(|service| path.starts_with(service))
 }
 
 /// The longest message that it may send for the call of a path, in bytes; `None` for a master, who is asked for no less
@@ -206,7 +217,7 @@ mod tests {
             assert!(!callers(method).is_empty(), "{method} is not in the table");
         }
         let audited = methods.iter().filter(|path| is_audited(method(path)));
-        assert_eq!(audited.count(), 24);
+        assert_eq!(audited.count(), 27);
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());
     }
@@ -310,6 +321,8 @@ mod tests {
             (Viewer, "/cavern.master.v1.Cluster/Unmount", "operator or admin"),
             (Viewer, "/cavern.master.v1.Namespace/Resolve", "client or admin"),
             (Operator, "/cavern.master.v1.Namespace/Mutate", "client or admin"),
+            (Client, "/cavern.master.v1.Views/CreateView", "operator or admin"),
+            (Operator, "/cavern.master.v1.Views/LocateBlocks", "client or admin"),
             (Operator, "/cavern.raft.v1.Raft/AddMaster", "admin"),
             (Operator, "/cavern.raft.v1.Raft/RotateSecrets", "admin"),
             (Operator, "/cavern.master.v1.Cluster/GetCredentials", "worker or client"),

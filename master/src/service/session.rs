@@ -48,6 +48,9 @@ impl SessionService {
             if !watch.acknowledge(self.session, message.acknowledged_seq, message.invalidated_seq) {
                 return;
             }
+            if message.mounts_settled != 0 {
+                watch.mounts_settled(self.session, message.mounts_settled);
+            }
             if let Some(activity) = message.activity {
                 watch.has_done(self.session, activity);
             }

@@ -10,16 +10,21 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
+use cavern_proto::master::views_server::Views;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
     AccessMode, CheckAccessRequest, CheckOpenRefsRequest, ClientRule, CreateInode, FreeContentRequest, FreedContent,
-    GetInodeRequest, GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind,
-    ListMountsRequest, Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest,
-    Mutation, PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshListingsRequest, RefreshRequest,
-    ResolveRequest, RestoreWatchesRequest, RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TtlAction,
-    UnmountRequest, UpdateMountRequest, UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
+    GetInodeRequest, GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetViewRequest,
+    GetXattrsRequest, Kind, ListMountsRequest, ListViewsRequest, LocateBlocksRequest, Lock, LockKind, LockType,
+    LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation, PersistStatusRequest,
+    ReadDirRequest, RecallRequest, RefreshListingsRequest, RefreshRequest, ResolveRequest, RestoreWatchesRequest,
+    RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TtlAction, UnmountRequest, UpdateMountRequest, UsageRequest,
+    User, UserLimits, VendKeysRequest, View, WriteType,
 };
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{BeginView, FinishView, FreezeView};
 use cavern_security::{Identity, RateCharge, Role, Tenant};
+use cavern_state::Outcome;
 use cavern_work::WorkError;
 use cavern_work::mounts::changes::DetachPolicy;
 use cavern_work::namespace::Lookups;
@@ -156,6 +161,47 @@ async fn names_in(master: &TestMaster, client_name: &str, inode: u64) -> Result<
     Ok(names)
 }
 
+/// Records the first views, of these mounts and in the buckets of these, as if they had been made.
+async fn record_views(master: &TestMaster, mounts: &[(u32, u32)]) {
+    let mut commands = Vec::new();
+    for ((mount_id, store_mount_id), id) in mounts.iter().copied().zip(1..) {
+        let view = View { id, name: format!("v{id}"), mount_id, store_mount_id, ..View::default() };
+        commands.push(Command::BeginView(BeginView { view: Some(view.clone()) }));
+        commands.push(Command::FreezeView(FreezeView { id }));
+        commands.push(Command::FinishView(FinishView { view: Some(view) }));
+    }
+    let outcomes = master.services().proposer.propose_all(commands).await.unwrap();
+    // A view of a cache-mode mount is not frozen, and all are finished.
+    assert!(outcomes.chunks(3).all(|view| matches!(view, [Outcome::View(_), _, Outcome::View(_)])), "{outcomes:?}");
+}
+
+async fn views_of(master: &TestMaster, name: &str) -> Vec<String> {
+    let listed = master.services().list_views(client(name, ListViewsRequest {})).await.unwrap().into_inner();
+    listed.views.into_iter().map(|view| view.name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_is_there_for_whom_its_mounts_are_and_limit_no_users() {
+    let (master, mount) = master().await;
+    let open = master.services().lookups.resolve("/open").await.unwrap().mount_id;
+    record_views(&master, &[(open, open), (mount.id, open), (open, mount.id)]).await;
+    assert_eq!((views_of(&master, "a").await, views_of(&master, "r").await), (all_views(), all_views()));
+    assert_eq!(views_of(&master, "b").await, ["v1"]);
+    let limits = Some(UserLimits { root_squash: true, ..UserLimits::default() });
+    let limited = ClientRule { name: "a".into(), users: limits, ..ClientRule::default() };
+    let clients = cavern_proto::master::ClientRules { rules: [vec![limited], rules(&[("r", true)])].concat() };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    master.services().update_mount(of(Role::Admin, "x", update)).await.unwrap();
+    assert_eq!((views_of(&master, "a").await, views_of(&master, "r").await), (vec!["v1".to_owned()], all_views()));
+    let admin = master.services().list_views(of(Role::Admin, "x", ListViewsRequest {})).await.unwrap().into_inner();
+    assert_eq!(admin.views.len(), 3);
+    master.stop().await;
+}
+
+fn all_views() -> Vec<String> {
+    ["v1", "v2", "v3"].map(str::to_owned).into()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     let (master, mount) = master().await;
@@ -244,7 +290,16 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!(table.mounts.iter().map(|mount| mount.path.as_str()).collect::<Vec<_>>(), ["/open"]);
         assert!(table.status.iter().all(|status| status.mount_id != mount.id));
     }
-    ["ListMounts", "GetCredentials"].into_iter().for_each(is_asked);
+    record_views(&master, &[(mount.id, mount.id)]).await;
+    let wanted = |name: &str, id| GetViewRequest { name: name.to_owned(), id };
+    not_found("GetView", services.get_view(client("b", wanted("v1", 0))).await.err());
+    not_found("GetView by id", services.get_view(client("b", wanted("", 1))).await.err());
+    let locate = LocateBlocksRequest { view: 1, inode: file, prefetch: Vec::new() };
+    not_found("LocateBlocks", services.locate_blocks(client("b", locate.clone())).await.err());
+    assert!(views_of(&master, "b").await.is_empty());
+    assert_eq!(views_of(&master, "r").await, ["v1"]);
+    assert!(services.locate_blocks(client("r", locate)).await.unwrap().into_inner().files.is_empty());
+    ["ListMounts", "GetCredentials", "ListViews"].into_iter().for_each(is_asked);
     // These are all that are said to be checked so.
     let by_mount =
         crate::service::documented().into_iter().filter(|row| row[2] == "mount").map(|row| row[0].to_owned());

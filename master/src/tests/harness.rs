@@ -144,6 +144,7 @@ pub struct TestMaster {
     pub dir: Arc<TempDir>,
     pub master: Master,
     pub config: Config,
+    pub metrics: MasterMetrics,
     term: Arc<LeaderState>,
 }
 
@@ -204,10 +205,11 @@ impl TestMaster {
         config.ufs.file_roots = vec!["/".into()];
         config.ufs.retry_backoff = Interval::millis(1);
         let (metrics, stop) = (MasterMetrics::default(), CancellationToken::new());
-        let started = Master::start(config.clone(), grpc, fillers, clock, metrics, AuditLog::default(), stop);
+        let own = metrics.clone();
+        let started = Master::start(config.clone(), grpc, fillers, clock, own, AuditLog::default(), stop);
         let master = started.await?.expect("nobody stops it");
         let term = master.election.term().expect("the only master leads");
-        Ok(Self { dir, master, config, term })
+        Ok(Self { dir, master, config, metrics, term })
     }
 
     pub fn services(&self) -> &Services {
@@ -221,7 +223,7 @@ impl TestMaster {
 
     /// The same, for another on the same directory.
     pub async fn end(self) -> (Arc<TempDir>, Config) {
-        let Self { dir, master, config, term } = self;
+        let Self { dir, master, config, term, .. } = self;
         drop(term);
         master.stop().await;
         (dir, config)

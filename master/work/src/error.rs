@@ -56,6 +56,13 @@ impl From<PosixError> for WorkError {
     }
 }
 
+impl From<cavern_erofs::Error> for WorkError {
+    /// What is to be frozen cannot be, or there is no room for its image.
+    fn from(error: cavern_erofs::Error) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
 impl WorkError {
     /// Whether a read of what is in memory would have had to wait for the disk.
     pub(crate) fn needs_disk(&self) -> bool {

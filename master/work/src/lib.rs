@@ -9,6 +9,7 @@
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table, and the way to them.
+//! - [`views`]: parts of the namespace that are frozen.
 //! - [`maintenance`], [`expiry`]: what is looked at all the time; [`background`]: the frame of all tasks, which notes
 //!   how they fare.
 //! - [`Request`]: what may be asked for twice, and is done once.
@@ -37,6 +38,7 @@ mod request;
 pub mod sessions;
 #[cfg(test)]
 mod tests;
+pub mod views;
 pub mod workers;
 
 pub use error::WorkError;

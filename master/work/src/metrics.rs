@@ -57,6 +57,12 @@ cavern_conf::metrics! {
             counter("master_ttl_freed_files", "Files whose blocks were dropped since their time was over");
         pub removed: Counter = counter("master_ttl_removed_files", "Files that were removed since their time was over");
     }
+    /// Views, and what only they have.
+    ViewMetrics {
+        pub views: Gauge = gauge("master_views", "Views that are recorded, by the leader's last look");
+        pub kept_blocks: Gauge =
+            gauge("master_kept_blocks", "Blocks that no file has any more and views have, by the leader's last look");
+    }
     /// Values that are set from time to time.
     Gauges {
         pub inodes: Gauge = gauge("master_inodes", "Inodes of the namespace, those about to be deleted included");
@@ -151,6 +157,7 @@ pub struct MasterMetrics {
     pub repair: RepairMetrics,
     pub expiry: ExpiryMetrics,
     pub jobs: JobMetrics,
+    pub views: ViewMetrics,
     pub gauges: Gauges,
     pub events: Counter,
     pub resets: Counter,
@@ -166,6 +173,7 @@ impl Default for MasterMetrics {
             repair: RepairMetrics::register(&registry),
             expiry: ExpiryMetrics::register(&registry),
             jobs: JobMetrics::register(&registry),
+            views: ViewMetrics::register(&registry),
             gauges: Gauges::register(&registry),
             events: registry.counter("master_events", "Events sent to sessions"),
             resets: registry

@@ -15,6 +15,8 @@
 //! | adding a master | finds it by its address: `cv raft add` |
 //! | removing a master, transfer of the lead | finds the group so: numbers of masters are not used again |
 //! | changes of the namespace | have their numbers within their session |
+//! | creation and import of a view | finds what was made under its name |
+//! | deletion of a view | finds none of the name |
 //! | refresh, free, snapshot, fsck | does again what changes nothing the second time |
 
 use bytes::Bytes;

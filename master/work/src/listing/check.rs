@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListingGroup;
+use cavern_proto::reserved::VIEW;
 use cavern_state::records::version;
 use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{Listed, UfsError, is_name};
@@ -66,6 +67,10 @@ impl Listings {
         name: &Bytes,
         why: CheckReason,
     ) -> Result<Option<Listed>, WorkError> {
+        if place.is_mount_root() && name.starts_with(VIEW.as_bytes()) {
+            // No listing has it.
+            return Ok(None);
+        }
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(WorkError::Gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());

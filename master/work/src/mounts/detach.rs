@@ -4,12 +4,13 @@
 //! first, and whether it lacks anything is found out without keeping anybody waiting: the number of the last change is
 //! read, then what the bucket lacks, then whether a session holds a file. The command that removes the mount carries
 //! that number, and does nothing when the mount has a later change: so what was made meanwhile is looked at again.
-//! Until the command is applied, the mount is as it was, whoever is killed or gives up.
+//! Until the command is applied, the mount is as it was, whoever is killed or gives up. A mount stays as long as there
+//! are views of it, or in its bucket.
 
 use std::time::Duration;
 
 use cavern_conf::counted;
-use cavern_proto::master::{Mount, WriteType};
+use cavern_proto::master::{Mount, View, WriteType};
 use cavern_proto::record::RemoveMount;
 use cavern_state::outcome::{MountChange, Repeatable};
 use tokio::time::Instant;
@@ -32,7 +33,8 @@ impl MountChanges {
     /// Detaches the bucket at a path, once. It disappears at once; what was known of it is deleted in the background.
     ///
     /// # Errors
-    /// [`WorkError::Refused`] when the bucket lacks changes that are not to be discarded, or files are being written.
+    /// [`WorkError::Refused`] when the bucket lacks changes that are not to be discarded, when files are being written,
+    /// and when there are views.
     pub async fn unmount_once(
         &self,
         request: &Request,
@@ -46,10 +48,12 @@ impl MountChanges {
         let began = Instant::now();
         loop {
             let looked_up = path.clone();
-            let read = self.lookups.reader.read(move |tables| Ok(tables.mounts()?));
-            let Some(mount) = read.await?.into_iter().find(|mount| mount.path == looked_up) else {
+            let read = self.lookups.reader.read(move |tables| Ok((tables.mounts()?, tables.views()?)));
+            let (mounts, views) = read.await?;
+            let Some(mount) = mounts.into_iter().find(|mount| mount.path == looked_up) else {
                 return Err(not_mounted(&path));
             };
+            refuse_views(&mount, &views)?;
             let discard = unwritten == DetachPolicy::Discard;
             // What sessions have answered for is made before that, unless it is to be lost.
             match self.lookups.recalls.recall_mount(mount.id).await {
@@ -118,6 +122,17 @@ impl MountChanges {
             tokio::time::sleep(PAUSE).await;
         }
     }
+}
+
+/// Refuses to detach what there are views of, and what has the object of one.
+fn refuse_views(mount: &Mount, views: &[View]) -> Result<(), WorkError> {
+    let is_of = |view: &&View| view.mount_id == mount.id || view.store_mount_id == mount.id;
+    let names: Vec<&str> = views.iter().filter(is_of).map(|view| view.name.as_str()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let (path, names) = (&mount.path, names.join(", "));
+    Err(WorkError::Refused(format!("{path} has views ({names}): delete them first (cv view delete)")))
 }
 
 fn lacks_changes(path: &str, backlog: &Backlog, failure: &str) -> WorkError {

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use cavern_proto::ClientAccess;
-use cavern_proto::master::{Mount, WriteType};
+use cavern_proto::master::{Mount, View, WriteType};
 
 use super::{Lookups, components};
 use crate::error::WorkError;
@@ -73,6 +73,21 @@ impl Lookups {
             }
         }
         Ok(hidden)
+    }
+
+    /// Whether a view is there for the client: both its mount and the one that has its object are, and limit none of
+    /// its users, whom a frozen image does not know.
+    pub fn can_see_view(&self, view: &View) -> bool {
+        let limits = |mount: &Mount| self.client.as_ref().is_some_and(|client| mount.limits_of(client).is_some());
+        [view.mount_id, view.store_mount_id].into_iter().all(|mount_id| match self.visible(mount_id) {
+            Ok(mount) => !mount.as_ref().is_some_and(limits),
+            Err(Hidden) => false,
+        })
+    }
+
+    /// Whether a view that a call is about is there for the client: it is an operation in the view's mount.
+    pub fn enters_view(&self, view: &View) -> bool {
+        self.can_see_view(view) && self.enters(view.mount_id)
     }
 
     /// The mounts of some inodes, in their order; 0 for those that are in none, and that are not there.
