@@ -77,6 +77,9 @@ pub enum ClientError {
     /// A read for which every source failed.
     #[error("{key}: no source could serve the read: {causes}")]
     Read { key: String, causes: String },
+    /// A view cannot be read here, or a part of it.
+    #[error("view {view}: {cause}")]
+    View { view: String, cause: String },
     /// The memory budget stayed exhausted until the read's deadline.
     #[error("no memory of the budget (client.memory_budget) became free within {waited_ms} ms")]
     Memory { waited_ms: u64 },
@@ -121,6 +124,7 @@ impl ClientError {
             | Self::BucketSilent { .. }
             | Self::Mount { .. }
             | Self::Read { .. }
+            | Self::View { .. }
             | Self::Memory { .. }
             | Self::Io(_)
             | Self::Shutdown => Errno::IO,
@@ -223,6 +227,7 @@ mod tests {
             (ClientError::OutcomeUnknown { cause: name() }, Errno::IO),
             (ClientError::LocksLost { inode: 1 }, Errno::IO),
             (ClientError::Memory { waited_ms: 1 }, Errno::IO),
+            (ClientError::View { view: name(), cause: name() }, Errno::IO),
             (ClientError::Net(NetError::MasterDeadline { call: "Lookup", waited_ms: 1 }), Errno::IO),
         ] {
             assert_eq!(error.errno(), errno.raw_os_error(), "{error}");

@@ -20,6 +20,7 @@ pub mod metadata;
 pub mod mounts;
 pub mod stages;
 pub mod stats;
+pub mod view;
 
 mod activity;
 mod fs_file;

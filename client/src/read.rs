@@ -28,8 +28,10 @@ mod resources;
 mod source_fallback;
 pub(crate) mod span;
 
+pub(crate) use buffers::BufferKey;
 pub(crate) use descriptors::{BlockFile, Descriptors, WholeFile};
 pub use disk_read::DiskRead;
+pub(crate) use file::EAGER_BYTES;
 pub use file::{CachedRead, OpenFile};
 pub use files::Files;
 pub(crate) use location::ReplicatedBlock;

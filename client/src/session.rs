@@ -24,6 +24,7 @@ use crate::read::Files;
 use crate::staged::StagedFiles;
 use crate::stats::Stats;
 use crate::tables::Tables;
+use crate::view::Views;
 
 /// What a client goes on from, whose process has died.
 pub struct Predecessor {
@@ -43,6 +44,7 @@ pub struct Client {
     files: Files,
     contents: OpenFileTable,
     staged: StagedFiles,
+    views: Views,
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
     tasks: TaskTracker,
@@ -81,6 +83,8 @@ impl Client {
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
         let contents = OpenFileTable::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
+        let views =
+            Views::new(master.clone(), tables.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let client = Arc::new(Self {
             master,
@@ -89,6 +93,7 @@ impl Client {
             files,
             contents,
             staged,
+            views,
             pool,
             stats,
             tasks: tasks.clone(),
@@ -127,6 +132,8 @@ impl Client {
         });
         let sweep = (client.files.clone(), stop.clone());
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
+        let idle = (client.views.clone(), stop.clone());
+        tasks.spawn(async move { idle.0.close_idle(idle.1).await });
         let sweep = (client.staged.clone(), stop);
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
         if let Err(error) = client.metadata.session_begins().await {
@@ -208,6 +215,11 @@ impl Client {
     /// Files of cache-mode mounts that are being written, and changes of names there.
     pub(crate) fn staged(&self) -> &StagedFiles {
         &self.staged
+    }
+
+    /// Views, which no path of the namespace leads to.
+    pub fn views(&self) -> &Views {
+        &self.views
     }
 
     pub fn master(&self) -> &MasterChannel {

@@ -56,6 +56,14 @@ stats! {
     bucket_reads: Counter = "client_bucket_reads",
     /// Bytes received from the bucket itself
     bucket_bytes: Counter = "client_bucket_bytes",
+    /// Reads of devices and files of views
+    view_reads: Counter = "client_view_reads",
+    /// Bytes read of devices and files of views
+    view_bytes: Counter = "client_view_bytes",
+    /// Such reads that nobody could answer
+    view_errors: Counter = "client_view_errors",
+    /// Objects of views that were fetched to this host
+    view_fetches: Counter = "client_view_fetches",
     /// Requests to write behind their writers
     write_behind_requests: Counter = "client_write_behind_requests",
     /// Bytes written to workers behind their writers

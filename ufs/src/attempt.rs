@@ -67,9 +67,25 @@ impl Attempts {
         sent.await.map(|(object, _turn)| object)
     }
 
-    pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
+    /// The id of the version of a key that has this ETag.
+    pub(crate) async fn version_of(&self, key: &str, etag: &str) -> Result<Option<String>, UfsError> {
+        let sent = self.send(Operation::List, key, 0, || self.store.version_of(key, etag));
+        sent.await.map(|(id, _turn)| id)
+    }
+
+    /// Of what is there now, or of the version of this id.
+    pub(crate) async fn get(
+        &self,
+        key: &str,
+        etag: &str,
+        id: Option<&str>,
+        range: Range<u64>,
+    ) -> Result<Body, UfsError> {
         let expected = range.end - range.start;
-        let sent = self.send(Operation::Get, key, 0, || self.store.get(key, etag, range));
+        let sent = self.send(Operation::Get, key, 0, || match id {
+            Some(id) => self.store.get_version(id, key, etag, range),
+            None => self.store.get(key, etag, range),
+        });
         let (Body { etag, mut stream }, turn) = sent.await?;
         if let Some(faults) = &self.faults {
             stream = faults.cut(stream);

@@ -6,7 +6,8 @@
 //! - **Exact keys.** A key that was listed is the key that is asked for, byte for byte: spaces at either end, `%`, `+`,
 //!   control characters, Unicode in any form. What cannot be represented in UTF-8 is counted in [`ListPage::hidden`].
 //! - **Exact versions.** Reads carry the ETag, or what the store has in its place, as their condition; another version
-//!   is [`UfsError::VersionChanged`], and a retry in the middle of a body goes on with the same version or fails.
+//!   is [`UfsError::VersionChanged`], and a retry in the middle of a body goes on with the same version or fails. A
+//!   read for a view ([`Ufs::get_pinned`]) looks for this version among those that a bucket keeps, too.
 //! - **Exact lengths.** A body has the length of its range or ends in an error.
 //! - **Whole objects.** An object is written in one request, or appears when its last part has arrived, or not at all;
 //!   and only in the place of the version that the writer expects ([`Precondition`]).
@@ -43,6 +44,7 @@ mod shared_store;
 mod store;
 mod token;
 mod ufs;
+mod versions;
 mod window;
 mod write;
 

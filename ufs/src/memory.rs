@@ -31,6 +31,8 @@ struct Objects {
     version: u64,
     /// Objects on their way, by the id of the upload.
     uploads: BTreeMap<String, Upload>,
+    /// What was replaced or deleted, by key and ETag, if that is kept.
+    replaced: Option<BTreeMap<(String, String), Object>>,
     sharding: Option<Sharding>,
     /// Entries of a page at most, if that is less than is asked for.
     page_max: Option<usize>,
@@ -81,8 +83,22 @@ impl Objects {
             mtime_ns: host::wall_ns(),
             metadata: Metadata::new(),
         };
-        self.by_key.insert(key.to_owned(), Object { bytes, meta, metadata });
+        let old = self.by_key.insert(key.to_owned(), Object { bytes, meta, metadata });
+        self.retire(old);
         etag
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        let old = self.by_key.remove(key);
+        let was_there = old.is_some();
+        self.retire(old);
+        was_there
+    }
+
+    fn retire(&mut self, old: Option<Object>) {
+        if let (Some(replaced), Some(old)) = (&mut self.replaced, old) {
+            replaced.insert((old.meta.key.clone(), old.meta.etag.clone()), old);
+        }
     }
 
     /// The name of a part; `None` where there is no such upload.
@@ -151,9 +167,18 @@ impl MemoryBucket {
         self.objects.lock().capabilities = Some(capabilities);
     }
 
+    /// From now on versions that are replaced or deleted are kept.
+    pub fn keep_versions(&self) {
+        self.objects.lock().replaced.get_or_insert_default();
+    }
+
     /// Removes an object; false when there was none.
     pub fn delete(&self, key: &str) -> bool {
-        self.objects.lock().by_key.remove(key).is_some()
+        self.objects.lock().remove(key)
+    }
+
+    fn kept(&self, key: &str, etag: &str) -> Option<Object> {
+        self.objects.lock().replaced.as_ref()?.get(&(key.to_owned(), etag.to_owned())).cloned()
     }
 
     fn find(&self, operation: Operation, key: &str) -> Result<Object, UfsError> {
@@ -218,8 +243,8 @@ impl MemoryBucket {
         answer
     }
 
-    fn slice(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
-        let object = self.find(Operation::Get, key)?;
+    fn slice(&self, object: Object, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
+        let key = &object.meta.key;
         let changed =
             |reason: &str| UfsError::version_changed(Request::new(Operation::Get, &self.name, key), etag, reason);
         if !etag.is_empty() && object.meta.etag != etag {
@@ -274,7 +299,7 @@ impl MemoryBucket {
             }
             Change::Delete { replaces } => {
                 check(objects, replaces)?;
-                objects.by_key.remove(request.key);
+                objects.remove(request.key);
                 Ok(String::new())
             }
             Change::Copy { source, metadata } => {
@@ -301,7 +326,18 @@ impl ObjectStore for MemoryBucket {
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        future::ready(self.slice(key, etag, range)).boxed()
+        let found = self.find(Operation::Get, key);
+        future::ready(found.and_then(|object| self.slice(object, etag, range))).boxed()
+    }
+
+    fn version_of<'a>(&'a self, key: &'a str, etag: &'a str) -> Answer<'a, Option<String>> {
+        future::ready(Ok(self.kept(key, etag).map(|object| object.meta.etag))).boxed()
+    }
+
+    fn get_version<'a>(&'a self, id: &'a str, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        let asked = || Request::new(Operation::Get, &self.name, key);
+        let found = self.kept(key, id).ok_or_else(|| UfsError::NotFound { request: asked() });
+        future::ready(found.and_then(|object| self.slice(object, etag, range))).boxed()
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {

@@ -7,7 +7,8 @@
 //! A body that breaks off goes on where it stopped, and the retries of one GET count together over its whole life. The
 //! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the
 //! caller named none, to the one the store answered with; without either, a broken body cannot be continued and is an
-//! error.
+//! error. One that may be of a version which the bucket keeps begins, and goes on, with that where the current object
+//! is another one by then.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,9 +20,10 @@ use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
 use crate::attempt::Attempts;
-use crate::error::UfsError;
+use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::store::{Body, ByteStream, ChangeRequest, ListRequest, StorePage};
+use crate::versions::VersionScope;
 
 /// The requests of a store, each sent until it is answered or has failed for good. Cheap to clone.
 #[derive(Clone)]
@@ -80,19 +82,49 @@ impl Retrying {
         self.answered(&mut Failures::none(), || self.attempts.head(key)).await
     }
 
-    pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
-        let mut failed = Failures::none();
-        let body = self.answered(&mut failed, || self.attempts.get(key, etag, range.clone())).await?;
-        let version = if etag.is_empty() { body.etag.clone() } else { etag.to_owned() };
-        let resuming = Resuming {
+    pub(crate) async fn get(
+        &self,
+        key: &str,
+        etag: &str,
+        range: Range<u64>,
+        scope: VersionScope,
+    ) -> Result<Body, UfsError> {
+        let mut resuming = Resuming {
             store: self.clone(),
             key: key.to_owned(),
-            etag: version,
+            etag: etag.to_owned(),
+            scope,
+            id: None,
             rest: range,
-            stream: Some(body.stream),
-            failed,
+            stream: None,
+            failed: Failures::none(),
         };
+        let body = resuming.open().await?;
+        if etag.is_empty() {
+            resuming.etag.clone_from(&body.etag);
+        }
+        resuming.stream = Some(body.stream);
         Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(resuming, Resuming::next)) })
+    }
+
+    /// The id of a version that is not the current one any more; `None` where the store has none, or does not tell.
+    async fn version_of(&self, key: &str, etag: &str) -> Result<Option<Arc<str>>, UfsError> {
+        let versions = &self.attempts.shared.versions;
+        if etag.is_empty() || versions.are_absent() {
+            return Ok(None);
+        }
+        match self.answered(&mut Failures::none(), || self.attempts.version_of(key, etag)).await {
+            Ok(id) => Ok(id.map(|id| versions.found(key, etag, id))),
+            Err(
+                refused @ (UfsError::Denied { denial: Denial::Credentials, .. }
+                | UfsError::Rejected { .. }
+                | UfsError::NoBucket { .. }),
+            ) => {
+                versions.are_refused(&refused);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// A condition may fail because an earlier attempt was carried out although its answer was lost: `write.rs` finds
@@ -106,6 +138,9 @@ struct Resuming {
     store: Retrying,
     key: String,
     etag: String,
+    scope: VersionScope,
+    /// Of the version, if it is not the current one.
+    id: Option<Arc<str>>,
     /// What has not been handed out yet.
     rest: Range<u64>,
     /// `None` after the end.
@@ -138,8 +173,36 @@ impl Resuming {
             return Err(error);
         }
         self.store.survive(error, &mut self.failed).await?;
-        let (store, key, etag, rest) = (&self.store, &self.key, &self.etag, &self.rest);
-        let body = store.answered(&mut self.failed, || store.attempts.get(key, etag, rest.clone())).await?;
-        Ok(body.stream)
+        Ok(self.open().await?.stream)
+    }
+
+    /// The rest, as far as nothing was handed out of another version.
+    async fn open(&mut self) -> Result<Body, UfsError> {
+        if self.scope == VersionScope::Current {
+            return self.ask().await;
+        }
+        if self.id.is_none() {
+            self.id = self.store.attempts.shared.versions.known(&self.key, &self.etag);
+        }
+        let gone = match self.ask().await {
+            Err(gone) if gone.is_metadata_outdated() => gone,
+            answer => return answer,
+        };
+        self.store.attempts.shared.versions.gone(&self.key, &self.etag);
+        self.id = self.store.version_of(&self.key, &self.etag).await?;
+        let Some(id) = self.id.clone() else { return Err(gone) };
+        match self.ask().await {
+            Err(cause) if !cause.is_temporary() => {
+                let asked = Request::new(Operation::Get, &self.store.attempts.shared.label, &self.key);
+                let reason = format!("the bucket keeps it as version {id}, which cannot be read: {cause}");
+                Err(UfsError::version_changed(asked, &self.etag, reason))
+            }
+            answer => answer,
+        }
+    }
+
+    async fn ask(&mut self) -> Result<Body, UfsError> {
+        let (store, key, etag, id, rest) = (&self.store, &self.key, &self.etag, self.id.as_deref(), &self.rest);
+        store.answered(&mut self.failed, || store.attempts.get(key, etag, id, rest.clone())).await
     }
 }

@@ -106,14 +106,27 @@ pub(crate) fn open(
 impl S3Store {
     async fn list_page(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
         let asked = || Request::new(Operation::List, &self.label, request.prefix);
-        let url = format!("{}?{}", self.list_url(), listing::query(&request));
-        let request = self.signed(HttpRequest::get(url).body(Bytes::new()), &asked).await?;
-        let response = self.transport.send(request).await.map_err(|failure| failure.into_ufs(asked(), ""))?;
-        let behind_s = behind_s(response.headers(), &[]);
-        let document = whole(response.into_body(), LISTING_BYTES, "the listing", &asked).await?;
+        let (behind_s, document) = self.listed(&listing::query(&request), &asked).await?;
         let page = listing::parse(&document);
         let page = page.map_err(|reason| Failure::MalformedReply(reason).into_ufs(asked(), ""))?;
         Ok(StorePage { behind_s, ..page })
+    }
+
+    /// The document that answers a listing, and by how much this host's clock is behind.
+    async fn listed(&self, query: &str, asked: &impl Fn() -> Request) -> Result<(Option<i64>, Bytes), UfsError> {
+        let url = format!("{}?{query}", self.list_url());
+        let request = self.signed(HttpRequest::get(url).body(Bytes::new()), asked).await?;
+        let response = self.transport.send(request).await.map_err(|failure| failure.into_ufs(asked(), ""))?;
+        let behind_s = behind_s(response.headers(), &[]);
+        Ok((behind_s, whole(response.into_body(), LISTING_BYTES, "the listing", asked).await?))
+    }
+
+    async fn find_version(&self, key: &str, etag: &str) -> Result<Option<String>, UfsError> {
+        let asked = || Request::new(Operation::List, &self.label, key);
+        let (_, document) = self.listed(&listing::versions_query(key), &asked).await?;
+        // Whoever does not know what was asked for may answer something else.
+        let found = listing::find_version(&document, key, etag);
+        found.map_err(|reason| UfsError::Rejected { request: asked(), reason })
     }
 
     /// A request as it is sent: signed, where requests are.
@@ -217,7 +230,15 @@ impl ObjectStore for S3Store {
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         let explain = move |error| async move { Err(self.denied(self.explained(error, key).await)) };
-        self.open(key, etag, range).or_else(explain).boxed()
+        self.open(key, etag, None, range).or_else(explain).boxed()
+    }
+
+    fn version_of<'a>(&'a self, key: &'a str, etag: &'a str) -> Answer<'a, Option<String>> {
+        self.find_version(key, etag).map_err(|error| self.denied(error)).boxed()
+    }
+
+    fn get_version<'a>(&'a self, id: &'a str, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        self.open(key, etag, Some(id), range).map_err(|error| self.denied(error)).boxed()
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {

@@ -7,6 +7,7 @@ use tokio::sync::Semaphore;
 
 use crate::metrics::StoreMetrics;
 use crate::registry::Registry;
+use crate::versions::KeptVersions;
 
 static STORES: Registry<SharedStore> = Registry::new();
 
@@ -19,6 +20,7 @@ pub(crate) struct SharedStore {
     pub metrics: Arc<StoreMetrics>,
     /// It has refused to copy, and that was logged.
     pub refuses_copies: AtomicBool,
+    pub versions: KeptVersions,
 }
 
 impl SharedStore {
@@ -30,6 +32,7 @@ impl SharedStore {
             permits: Arc::new(Semaphore::new(concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             metrics: Arc::new(StoreMetrics::new(store_id)),
             refuses_copies: AtomicBool::new(false),
+            versions: KeptVersions::default(),
         })
     }
 }

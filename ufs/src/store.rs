@@ -12,7 +12,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use cavern_proto::Capabilities;
-use futures::future::BoxFuture;
+use futures::FutureExt as _;
+use futures::future::{self, BoxFuture};
 use futures::stream::{BoxStream, Stream};
 
 use crate::error::{Operation, UfsError};
@@ -170,6 +171,15 @@ pub(crate) trait ObjectStore: Send + Sync + 'static {
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta>;
     /// The range is never empty. `etag` is empty when any version will do.
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body>;
+    /// The id of the newest version under a key that has this ETag, which is not empty; `None` where there is none, and
+    /// of a store that keeps no versions.
+    fn version_of<'a>(&'a self, _key: &'a str, _etag: &'a str) -> Answer<'a, Option<String>> {
+        future::ready(Ok(None)).boxed()
+    }
+    /// As `get`, of a version that `version_of` has named.
+    fn get_version<'a>(&'a self, _id: &'a str, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
+        self.get(key, etag, range)
+    }
     /// Answers what [`Change`] says, or an empty text.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String>;
 

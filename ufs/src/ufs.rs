@@ -28,6 +28,7 @@ use crate::retry::Retrying;
 use crate::s3::{self, KeyProvider};
 use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore, StorePage};
+use crate::versions::VersionScope;
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
 /// process, share one limit of requests in flight and one set of counters.
@@ -209,21 +210,53 @@ impl Ufs {
     /// # Errors
     /// [`UfsError::VersionChanged`] when another version is there now, or the object ends before the range does.
     pub async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<ByteStream, UfsError> {
+        self.get_of(key, etag, range, VersionScope::Current).await
+    }
+
+    /// As [`Ufs::get`], of a version that need not be the current one: where the bucket has another object under the
+    /// key by now, or none, and keeps versions, that with this ETag is looked for among them. Whoever may not list
+    /// versions, or not read them, finds the current one only.
+    pub async fn get_pinned(&self, key: &str, etag: &str, range: Range<u64>) -> Result<ByteStream, UfsError> {
+        self.get_of(key, etag, range, VersionScope::Kept).await
+    }
+
+    async fn get_of(
+        &self,
+        key: &str,
+        etag: &str,
+        range: Range<u64>,
+        scope: VersionScope,
+    ) -> Result<ByteStream, UfsError> {
         if range.is_empty() {
             return Ok(ByteStream::new(stream::empty()));
         }
-        Ok(self.0.requests.get(key, etag, range).await?.stream)
+        Ok(self.0.requests.get(key, etag, range, scope).await?.stream)
     }
 
     /// As [`Ufs::get`], collected: exactly the range, or an error.
     pub async fn get_bytes(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
+        self.get_bytes_of(key, etag, range, VersionScope::Current).await
+    }
+
+    /// As [`Ufs::get_pinned`], collected: exactly the range, or an error.
+    pub async fn get_bytes_pinned(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
+        self.get_bytes_of(key, etag, range, VersionScope::Kept).await
+    }
+
+    async fn get_bytes_of(
+        &self,
+        key: &str,
+        etag: &str,
+        range: Range<u64>,
+        scope: VersionScope,
+    ) -> Result<Bytes, UfsError> {
         let length = range.end.saturating_sub(range.start);
         let Ok(capacity) = usize::try_from(length) else {
             let request = Request::new(Operation::Get, &self.shared().label, key);
             let reason = format!("a range of {length} bytes does not fit into memory");
             return Err(UfsError::Oversized { request, reason, remedy: "read it in parts" });
         };
-        let mut stream = self.get(key, etag, range).await?;
+        let mut stream = self.get_of(key, etag, range, scope).await?;
         // A piece may be a small part of a large receive buffer, which it would keep: it is copied even if it is all.
         let mut bytes = BytesMut::with_capacity(capacity);
         while let Some(piece) = stream.next().await {

@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// What bytes are buffered under.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct BufferKey {
+pub(crate) struct BufferKey {
     pub block: BlockId,
     /// Of a block whose bytes may change: they are those of another version then. 0 for others.
     pub version: u64,

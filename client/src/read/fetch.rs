@@ -244,7 +244,11 @@ impl Core {
         self.stats.bucket_reads.inc();
         let start = u64::from(*index) * object.mount.block_size();
         let range = start + u64::from(bytes.start)..start + u64::from(bytes.end);
-        let payload = ufs.get_bytes(&object.key, &object.etag, range).await?;
+        let payload = if object.is_pinned {
+            ufs.get_bytes_pinned(&object.key, &object.etag, range).await?
+        } else {
+            ufs.get_bytes(&object.key, &object.etag, range).await?
+        };
         self.stats.bucket_bytes.inc_by(payload.len() as u64);
         Ok(charge.hold(payload))
     }

@@ -30,7 +30,7 @@ use crate::mounts::ObjectVersion;
 use crate::stages::Stage;
 
 /// Files up to this size are made present when they are opened.
-pub(super) const EAGER_BYTES: u64 = 1 << 20;
+pub(crate) const EAGER_BYTES: u64 = 1 << 20;
 /// Part of a block that one read or one fill handles at a time.
 const PIECE_BYTES: u64 = 8 << 20;
 /// Windows from this size on are announced to a remote worker at once, so that its own requests are large.
@@ -184,7 +184,7 @@ impl OpenFile {
     }
 
     /// Makes a small file present, and pins its descriptor where it has one.
-    pub(super) async fn make_present(&self) -> Result<(), ClientError> {
+    pub(crate) async fn make_present(&self) -> Result<(), ClientError> {
         let Some(object) = &self.object else { return Ok(()) };
         let (span, deadline) = (first_block(object), self.core.read_deadline());
         let _done = SweepOnDrop(&self.core);

@@ -1,20 +1,26 @@
 //! Opening objects, and what becomes of what they leave behind.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_net::WorkerPool;
+use cavern_proto::BlockId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::buffers::BufferKey;
 use super::descriptors::{CONFIRM_EVERY, Descriptors};
 use super::file::{EAGER_BYTES, OpenFile};
+use super::local_file::{PastEnd, read_now};
+use super::location::{BlockLocation, ReplicatedBlock};
 use super::readahead::Readahead;
-use super::reader::BlockReader;
+use super::reader::{BlockReader, copy_chunk};
 use super::resources::{Background, Core, Limits};
+use super::span::{Span, spans};
 use crate::error::ClientError;
-use crate::memory::MemoryBudget;
+use crate::memory::{Charge, MemoryBudget};
 use crate::metadata::{Metadata, Node};
 use crate::mounts::ObjectVersion;
 use crate::stats::Stats;
@@ -103,6 +109,61 @@ impl Files {
     /// A handle on an object that is (a part of) the content of a file, without any I/O.
     pub(crate) fn open_object(&self, node: Arc<Node>, object: ObjectVersion) -> Arc<OpenFile> {
         Arc::new(OpenFile::of(self.core.clone(), node, Some(object)))
+    }
+
+    /// All bytes of a span of a block, without waiting: from its file on this host, as far as that is in the page
+    /// cache, or from buffers. `past_end` is what the file has behind its end.
+    pub(crate) fn read_block_now(&self, key: BufferKey, span: &Span, past_end: PastEnd, buffer: &mut [u8]) -> bool {
+        let core = &self.core;
+        let known = core.descriptors.get(&key.block);
+        if let Some(known) = known.filter(|known| known.contains_all(span.chunks())) {
+            known.used.touch();
+            let is_read = read_now(known.as_fd(), u64::from(span.bytes.start), buffer, past_end);
+            if is_read {
+                core.stats.read_by_descriptor(buffer.len());
+            }
+            return is_read;
+        }
+        let is_here = core.buffers.peek(key, span.chunks(), |chunk, bytes| {
+            copy_chunk(span, chunk, key.length, bytes, buffer);
+        });
+        if is_here {
+            core.stats.read_by_buffer(buffer.len());
+        }
+        is_here
+    }
+
+    /// Whether a file of a block is known here.
+    pub(crate) fn has_file(&self, block: &BlockId) -> bool {
+        self.core.descriptors.get(block).is_some()
+    }
+
+    /// Makes a version of an object present before it is read, as far as memory is free.
+    pub(crate) async fn make_object_ready(&self, object: &ObjectVersion) -> Result<(), ClientError> {
+        for span in spans(0..object.length, object.mount.block_size(), u64::MAX) {
+            let at = BlockLocation::of_object(object, span.index);
+            let known = self.core.descriptors.get(&at.id());
+            if known.is_none_or(|known| !known.contains_all(span.chunks())) {
+                self.core.make_ready(&at, &span).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings a block of an fs-mode file into buffers, as far as memory is free, while its version counts.
+    pub(crate) async fn make_block_ready(&self, block: Arc<ReplicatedBlock>) -> Result<(), ClientError> {
+        let span = Span { index: block.id.index, bytes: 0..block.length };
+        self.core.make_ready(&BlockLocation::Replicas(block), &span).await
+    }
+
+    /// Runs a piece of read-ahead that its caller does not wait for, until the client is shut down.
+    pub(crate) fn in_background(&self, work: impl Future<Output = Result<(), ClientError>> + Send + 'static) {
+        self.core.in_background(self.core.background.stop.clone(), work);
+    }
+
+    /// Memory for what is put together from several reads, each of which may wait for its own.
+    pub(crate) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
+        self.core.charge_joined(bytes, deadline).await
     }
 
     /// Closes what is idle, and lets go of what workers do not have any more, now and then, until `stop`.

@@ -46,6 +46,11 @@ impl BlockLocation {
         matches!(self, Self::Object { .. })
     }
 
+    /// Whether it is read for a view, which has this version and no other.
+    pub(super) fn is_pinned(&self) -> bool {
+        matches!(self, Self::Object { object, .. } if object.is_pinned)
+    }
+
     pub(super) fn id(&self) -> BlockId {
         match self {
             Self::Object { object, index } => BlockId { content: object.content, index: *index },

@@ -211,6 +211,27 @@ impl BlockReader {
         }
     }
 
+    /// All bytes of a span of a block of an fs-mode file, from its file on this host; `None` where that is not known
+    /// here, or cannot be read.
+    pub(crate) async fn read_known(
+        &self,
+        block: &ReplicatedBlock,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Option<Bytes>, ClientError> {
+        let Some(known) = self.core.descriptors.get(&block.id) else { return Ok(None) };
+        known.used.touch();
+        let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", block.name.inode));
+        match self.read_local(known.clone(), start, span.length(), PastEnd::Zeros, deadline, name).await {
+            Err(ClientError::Io(error)) => {
+                tracing::warn!(inode = block.name.inode, span.index, "a local block cannot be read: {error}");
+                self.core.descriptors.remove(&block.id, &known);
+                Ok(None)
+            }
+            read => read.map(Some),
+        }
+    }
+
     /// Brings a span of a block of an fs-mode file into buffers, as far as memory is free, while its version counts.
     pub(crate) fn read_ahead(&self, block: Arc<ReplicatedBlock>, span: Span, version: &BufferVersion) {
         self.core.stats.readahead_bytes.inc_by(span.length() as u64);
@@ -391,21 +412,27 @@ impl Core {
     /// Brings the chunks of a span into buffers, as far as memory is free, unless `until` comes first.
     pub(super) fn fetch_ahead(self: &Arc<Self>, at: BlockLocation, span: Span, until: CancellationToken) {
         let core = self.clone();
+        self.in_background(until, async move { core.make_ready(&at, &span).await });
+    }
+
+    /// Brings the chunks of a span into buffers, or has the worker on this host make them present, as far as memory is
+    /// free.
+    pub(super) async fn make_ready(self: &Arc<Self>, at: &BlockLocation, span: &Span) -> Result<(), ClientError> {
         // For readers who come to wait for it.
         let stages = Some(Stages::new());
-        let fetch = async move {
-            let deadline = Instant::now() + core.limits.read;
-            while let ChunkLookup::Missing(claim) = core.buffers.gather(at.key(), span.chunks(), Purpose::Readahead) {
+        let fetch = async {
+            let deadline = Instant::now() + self.limits.read;
+            while let ChunkLookup::Missing(claim) = self.buffers.gather(at.key(), span.chunks(), Purpose::Readahead) {
                 let want =
                     ChunkRequest { purpose: Purpose::Readahead, ..ChunkRequest::new(at.clone(), claim.chunks()) };
-                match core.fetch_from_any(&want, deadline).await? {
-                    Fetched::Buffer(bytes) | Fetched::Parts(bytes) => core.keep(claim, &bytes),
+                match self.fetch_from_any(&want, deadline).await? {
+                    Fetched::Buffer(bytes) | Fetched::Parts(bytes) => self.keep(claim, &bytes),
                     Fetched::Local(_) => break,
                 }
             }
             Ok::<_, ClientError>(())
         };
-        self.in_background(until, Stages::scope(stages, fetch));
+        Stages::scope(stages, fetch).await
     }
 }
 

@@ -4,7 +4,7 @@
 //! hedging allows it; then the first answer wins. The slow request to a worker is left to end in the background. It
 //! makes the worker fill its cache with a block of an object, which would stay cold otherwise; and it shows whether the
 //! worker answers at all, so that one that does not is left alone. After an answer that the version is gone no source
-//! is tried: no other may have it.
+//! is tried: no other may have it. But for a view, which has no other version: then each may have it still.
 //!
 //! A block of an fs-mode file has its replicas for sources, and no others. One that failed lately comes last, but is
 //! asked: nobody else has the bytes. Whoever reads such a file knows what a failure means, and when to try again.
@@ -193,7 +193,7 @@ impl SourceFallback<'_> {
                         }
                         return Ok(piece);
                     }
-                    Err(error) if error.is_version_gone() => return Err(error.into()),
+                    Err(error) if error.is_version_gone() && !self.want.at.is_pinned() => return Err(error.into()),
                     // Another source would need the same memory.
                     Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error.into()),
                     Err(error) => {

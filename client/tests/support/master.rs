@@ -10,6 +10,7 @@ use std::time::Duration;
 use cavern_proto::NotLeading;
 use cavern_proto::master::cluster_server::{Cluster, ClusterServer};
 use cavern_proto::master::namespace_server::{Namespace, NamespaceServer};
+use cavern_proto::master::views_server::ViewsServer;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::*;
 use parking_lot::Mutex;
@@ -20,6 +21,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::mutate::Mutations;
+use super::views::FakeViews;
 
 pub const ROOT: u64 = 1;
 pub const MOUNT_ROOT: u64 = 2;
@@ -37,6 +39,7 @@ type Counting = Pin<Box<dyn Stream<Item = Result<UsageProgress, Status>> + Send>
 /// One mount at `/m` (inode 2), of a `memory://` bucket.
 pub struct FakeMaster {
     service: Service,
+    pub views: FakeViews,
     address: SocketAddr,
     server: Mutex<Option<Server>>,
 }
@@ -137,7 +140,7 @@ impl FakeMaster {
             follows: Arc::default(),
             touching: Arc::default(),
         };
-        let master = Self { service, address, server: Mutex::default() };
+        let master = Self { service, views: FakeViews::default(), address, server: Mutex::default() };
         master.serve(listener);
         master
     }
@@ -154,7 +157,7 @@ impl FakeMaster {
             follows: Arc::default(),
             touching: Arc::default(),
         };
-        let master = Self { service, address, server: Mutex::default() };
+        let master = Self { service, views: self.views.clone(), address, server: Mutex::default() };
         master.follow(Some(self));
         master.serve(listener);
         master
@@ -171,12 +174,13 @@ impl FakeMaster {
 
     fn serve(&self, listener: std::net::TcpListener) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let service = self.service.clone();
+        let (service, views) = (self.service.clone(), self.views.clone());
         runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();
             let server = tonic::transport::Server::builder()
                 .add_service(NamespaceServer::new(service.clone()))
-                .add_service(ClusterServer::new(service));
+                .add_service(ClusterServer::new(service))
+                .add_service(ViewsServer::new(views));
             server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
         });
         *self.server.lock() = Some(runtime);

@@ -4,6 +4,7 @@
 
 pub mod master;
 pub mod mutate;
+pub mod views;
 pub mod worker;
 
 use std::sync::Arc;

@@ -14,6 +14,7 @@
 //! | `DELETE /_dev/key-space?bucket=` | takes the rule away |
 //! | `GET /_dev/list-profile?bucket=` | how the bucket's listings are served |
 //! | `POST /_dev/list-profile?bucket=` | has them served so (JSON object, see [`ListProfile`]) until the store stops |
+//! | `POST /_dev/versions?bucket=&keep=` | whether versions that are replaced or deleted are kept (`true`, `false`) |
 //!
 //! It is for the loopback interface, and for whoever can read the token in the file [`TOKEN`] below the root, which is
 //! a new one after each start: [`HttpAccess::local`](cavern_security::HttpAccess::local) says what is refused.
@@ -54,6 +55,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/_dev/sparse", post(put_sparse))
         .route("/_dev/key-space", get(key_space).post(set_key_space).delete(clear_key_space))
         .route("/_dev/list-profile", get(list_profile).post(set_list_profile))
+        .route("/_dev/versions", post(keep_versions))
         .with_state(shared)
 }
 
@@ -148,6 +150,20 @@ async fn set_list_profile(
     Json(profile): Json<ListProfile>,
 ) -> Result<StatusCode, DevS3Error> {
     shared.store.bucket(&of.bucket)?.set_list_profile(profile);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+struct KeepVersions {
+    bucket: String,
+    keep: bool,
+}
+
+async fn keep_versions(
+    State(shared): State<Arc<Shared>>,
+    Query(KeepVersions { bucket, keep }): Query<KeepVersions>,
+) -> Result<StatusCode, DevS3Error> {
+    on_blocking_thread(move || shared.store.bucket(&bucket)?.keep_versions(keep)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -46,6 +46,9 @@ pub enum DevS3Error {
     #[error("key {0:?} does not exist")]
     NoSuchKey(String),
 
+    #[error("of key {key:?} there is no version {version:?}")]
+    NoSuchVersion { key: String, version: String },
+
     #[error("the key is empty or longer than 1024 bytes")]
     InvalidKey,
 

@@ -8,7 +8,9 @@
 //! synced to disk, and there is one pair of keys, which takes on any role.
 //!
 //! Where it differs from S3:
-//! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
+//! - no ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
+//! - versions are kept where the second port says so, until the store stops; they are listed in one page, and none is
+//!   deleted by its id;
 //! - `x-amz-checksum-*` of objects and parts, in headers and trailers, are verified and not kept: no answer has them,
 //!   and that of a whole multipart upload is not looked at;
 //! - a Range header that is malformed or names several ranges is answered 400 (S3 ignores it), and an `If-Match` takes

@@ -32,6 +32,7 @@ operations! {
     HeadObject => Head,
     ListObjects => List,
     ListObjectsV2 => List,
+    ListObjectVersions => List,
     PutObject => Put,
     UploadPart => Put,
     CopyObject => Copy,
@@ -104,7 +105,8 @@ fn bucket_operation(method: &Method, has: &dyn Fn(&str) -> bool) -> Operation {
         Method::GET if has("location") => Operation::GetBucketLocation,
         Method::GET if has("uploads") => Operation::ListMultipartUploads,
         Method::GET if has("list-type") => Operation::ListObjectsV2,
-        Method::GET if has("acl") || has("policy") || has("versioning") || has("versions") => Operation::Other,
+        Method::GET if has("versions") => Operation::ListObjectVersions,
+        Method::GET if has("acl") || has("policy") || has("versioning") => Operation::Other,
         Method::GET => Operation::ListObjects,
         Method::HEAD => Operation::HeadBucket,
         Method::PUT => Operation::CreateBucket,
@@ -149,6 +151,7 @@ mod tests {
         assert_eq!(operation(Method::GET, "/b", "list-type=2&prefix=x"), Operation::ListObjectsV2);
         assert_eq!(operation(Method::GET, "/b/", "prefix=uploads"), Operation::ListObjects);
         assert_eq!(operation(Method::GET, "/b?", "uploads"), Operation::ListMultipartUploads);
+        assert_eq!(operation(Method::GET, "/b", "prefix=k&versions="), Operation::ListObjectVersions);
         assert_eq!(operation(Method::HEAD, "/b/k", ""), Operation::HeadObject);
         assert_eq!(operation(Method::PUT, "/b/k", "partNumber=1&uploadId=2"), Operation::UploadPart);
         assert_eq!(operation(Method::POST, "/b/k", "uploads="), Operation::CreateMultipartUpload);

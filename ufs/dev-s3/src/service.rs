@@ -42,6 +42,7 @@ operations! {
     buckets::get_bucket_versioning(GetBucketVersioningInput) -> GetBucketVersioningOutput;
     listing::list_objects(ListObjectsInput) -> ListObjectsOutput;
     listing::list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
+    listing::list_object_versions(ListObjectVersionsInput) -> ListObjectVersionsOutput;
     download::get_object(GetObjectInput) -> GetObjectOutput;
     download::head_object(HeadObjectInput) -> HeadObjectOutput;
     upload::put_object(PutObjectInput, headers, trailing_headers) -> PutObjectOutput;

@@ -15,8 +15,9 @@
 //! process killed at any instant leaves behind either the old version, or the new one, or both, in which case the
 //! higher number wins at the next start. Nothing is synced: the store survives `kill -9`, not the loss of power.
 //!
-//! The index of a bucket (key → version) lives in memory, ordered by key; it is rebuilt from the records at start. A
-//! bucket may have a key space by rule (`key_space`) below it, of which nothing is on disk but the rule, in the
+//! The index of a bucket (key → version) lives in memory, ordered by key; it is rebuilt from the records at start. What
+//! has lost its place in it is kept only by a bucket that is told to (`versions`), and until the store stops. A bucket
+//! may have a key space by rule (`key_space`) below it, of which nothing is on disk but the rule, in the
 //! bucket's record, and what was put over it or deleted since, which has a file like any version.
 
 mod bucket;
@@ -29,6 +30,7 @@ mod object_file;
 mod record;
 mod recovery;
 mod upload;
+mod versions;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -53,6 +55,7 @@ pub use object_file::Draft;
 use object_file::Tmp;
 pub use record::{Attributes, KEY_MAX_BYTES};
 pub(crate) use record::{hex, now_s};
+pub use versions::VersionRow;
 
 /// All buckets under one root directory. Its methods make file-system calls: call them off the async threads.
 pub struct Store {

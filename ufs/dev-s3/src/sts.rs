@@ -146,10 +146,12 @@ impl S3Auth for Keys {
     }
 }
 
-/// The action of an operation on objects, or on the bucket.
-fn action(operation: &str) -> String {
+/// The action of an operation on objects, or on the bucket; `has_version` says whether it names one.
+fn action(operation: &str, has_version: bool) -> String {
     let name = match operation {
+        "GetObject" | "HeadObject" if has_version => "GetObjectVersion",
         "HeadObject" => "GetObject",
+        "ListObjectVersions" => "ListBucketVersions",
         "CreateMultipartUpload" | "UploadPart" | "CompleteMultipartUpload" | "CopyObject" | "UploadPartCopy" => {
             "PutObject"
         }
@@ -187,7 +189,7 @@ impl S3Access for Keys {
         let token = token.map(str::to_owned).or_else(|| parameter(cx.uri(), "X-Amz-Security-Token"));
         let rights = self.rights(&credentials.access_key, token)?;
         let operation = cx.s3_op().name();
-        let action = action(operation);
+        let action = action(operation, parameter(cx.uri(), "versionId").is_some());
         match cx.s3_path() {
             S3Path::Root => rights.check(&action, "", None)?,
             // Each of its keys is looked at when these are known.

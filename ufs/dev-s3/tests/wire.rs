@@ -575,6 +575,55 @@ async fn listings_are_as_late_and_as_rare_as_the_profile_of_their_bucket_says() 
     fixture.s3.stop().await;
 }
 
+/// What a listing says of each of these rows: version id, and whether it is the latest.
+fn version_rows<'d>(document: &'d str, kind: &str) -> Vec<(&'d str, &'d str)> {
+    let rows = elements(document, kind).into_iter();
+    rows.map(|row| (elements(row, "VersionId")[0], elements(row, "IsLatest")[0])).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_are_kept_listed_and_read_where_they_are_switched_on() {
+    let fixture = Fixture::start().await;
+    let s3 = fixture.client();
+    let switch =
+        async |keep: &str| fixture.admin("POST", &format!("/_dev/versions?bucket=bucket&keep={keep}"), "").await;
+    s3.put("bucket", "key", "before").await.unwrap();
+    s3.put("bucket", "key", "first").await.unwrap();
+    assert!(switch("true").await.0.starts_with("http/1.1 204"));
+    assert!(switch("perhaps").await.0.starts_with("http/1.1 4"));
+    let status = text(&fixture.ask(Method::GET, "", "versioning=").await.unwrap());
+    assert_eq!(elements(&status, "Status"), ["Enabled"]);
+    s3.put("bucket", "key", "second").await.unwrap();
+    s3.put("bucket", "key-2", "of another key").await.unwrap();
+    s3.delete("bucket", "key").await.unwrap();
+    assert!(is_refusal(&s3.get("bucket", "key").await.unwrap_err(), StatusCode::NOT_FOUND, "NoSuchKey"));
+    assert_eq!(fixture.list("", "").await.unwrap().len(), 1);
+
+    let listed = text(&fixture.ask(Method::GET, "", "prefix=key&versions=").await.unwrap());
+    let versions = version_rows(&listed, "Version");
+    assert_eq!(versions.iter().map(|(_, latest)| *latest).collect::<Vec<_>>(), ["false", "false", "true"], "{listed}");
+    assert_eq!(version_rows(&listed, "DeleteMarker").iter().map(|(_, latest)| *latest).collect::<Vec<_>>(), ["true"]);
+    for ((id, _), bytes) in versions.iter().zip(["second", "first", "of another key"]) {
+        let key = if bytes.starts_with("of") { "key-2" } else { "key" };
+        let answer = fixture.ask(Method::GET, key, &format!("versionId={id}")).await.unwrap();
+        assert_eq!((text(&answer).as_str(), answer.headers["x-amz-version-id"].to_str().unwrap()), (bytes, *id));
+        let head = fixture.ask(Method::HEAD, key, &format!("versionId={id}")).await.unwrap();
+        assert_eq!(head.headers["content-length"].to_str().unwrap(), bytes.len().to_string());
+    }
+    let marker = version_rows(&listed, "DeleteMarker")[0].0;
+    for id in [marker, "none"] {
+        let refused = fixture.ask(Method::GET, "key", &format!("versionId={id}")).await.unwrap_err();
+        assert!(is_refusal(&refused, StatusCode::NOT_FOUND, "NoSuchVersion"), "{refused}");
+    }
+    let refused = fixture.ask(Method::DELETE, "key", &format!("versionId={}", versions[0].0)).await.unwrap_err();
+    assert!(is_refusal(&refused, StatusCode::NOT_IMPLEMENTED, "NotImplemented"), "{refused}");
+
+    assert!(switch("false").await.0.starts_with("http/1.1 204"));
+    let refused = fixture.ask(Method::GET, "key", &format!("versionId={}", versions[0].0)).await.unwrap_err();
+    assert!(is_refusal(&refused, StatusCode::NOT_FOUND, "NoSuchVersion"), "{refused}");
+    fixture.s3.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn garbage_does_no_harm() {
     let fixture = Fixture::start().await;

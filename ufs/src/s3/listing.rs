@@ -14,7 +14,7 @@ use reqsign_core::time::Timestamp;
 use serde_json::Value;
 
 use crate::object::{ListMode, ObjectMeta};
-use crate::store::{ListRequest, StorePage};
+use crate::store::{ListRequest, PAGE_KEYS, StorePage};
 
 /// The text of a header; empty where there is none, or it is no text.
 pub(crate) fn header_text(headers: &HeaderMap, name: impl AsHeaderName) -> &str {
@@ -62,6 +62,11 @@ pub(crate) fn query(request: &ListRequest<'_>) -> String {
         query.push_str(&format!("&start-after={}", encode(after)));
     }
     query
+}
+
+/// The query of ListObjectVersions whose answer begins with the versions of this key, names in order.
+pub(crate) fn versions_query(key: &str) -> String {
+    format!("encoding-type=url&max-keys={PAGE_KEYS}&prefix={}&versions=", utf8_percent_encode(key, QUERY))
 }
 
 /// What one element's text was, or that it held something that is no text.
@@ -121,6 +126,30 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
         _ => None,
     };
     Ok(answer)
+}
+
+/// The id of the newest version of a key with this ETag, in the answer to [`versions_query`]. The error says what is
+/// wrong with the document.
+pub(crate) fn find_version(document: &[u8], key: &str, etag: &str) -> Result<Option<String>, String> {
+    let (mut has_root, mut is_encoded) = (false, false);
+    let (mut versions, mut version) = (Vec::new(), (None, None, None));
+    walk(document, |path, text| match *path {
+        ["ListVersionsResult"] => has_root = true,
+        ["ListVersionsResult", "EncodingType"] => is_encoded = text.as_deref() == Some("url"),
+        ["ListVersionsResult", "Version"] => versions.push(std::mem::take(&mut version)),
+        ["ListVersionsResult", "Version", "Key"] => version.0 = text,
+        ["ListVersionsResult", "Version", "ETag"] => version.1 = text,
+        ["ListVersionsResult", "Version", "VersionId"] => version.2 = text,
+        _ => {}
+    })?;
+    if !has_root {
+        return Err("the answer to a listing of versions is no ListVersionsResult".to_owned());
+    }
+    let id = versions.into_iter().find_map(|(of, tag, id)| {
+        let is_it = unquoted(tag.as_deref()?) == etag && decoded(of, is_encoded)? == key;
+        id.filter(|id| is_it && !id.is_empty())
+    });
+    Ok(id)
 }
 
 /// The key that a text of the document stands for. With `encoding-type=url` a space may come as `+` (AWS does so) and
@@ -330,6 +359,32 @@ mod tests {
     }
 
     #[test]
+    fn the_newest_version_of_a_key_is_found_by_its_etag() {
+        assert_eq!(versions_query("a b/+"), "encoding-type=url&max-keys=1000&prefix=a%20b%2F%2B&versions=");
+        let row = |key: &str, etag: &str, id: &str| {
+            format!("<Version><Key>{key}</Key><VersionId>{id}</VersionId><ETag>&quot;{etag}&quot;</ETag></Version>")
+        };
+        let marker = "<DeleteMarker><Key>a%20b</Key><VersionId>m</VersionId><ETag>&quot;e2&quot;</ETag></DeleteMarker>";
+        let rows = [
+            marker.to_owned(),
+            row("a%20b", "e3", "4"),
+            row("a%20b", "e2", "3"),
+            row("a%20b", "e1", "2"),
+            row("a%20b", "e1", "null"),
+            row("a%20b%20c", "e5", "5"),
+        ];
+        let document = |rows: &str| format!("<ListVersionsResult>{rows}{URL}</ListVersionsResult>");
+        let find = |etag| find_version(document(&rows.concat()).as_bytes(), "a b", etag).unwrap();
+        assert_eq!((find("e1").as_deref(), find("e2").as_deref()), (Some("2"), Some("3")));
+        assert_eq!((find("e5"), find("")), (None, None), "that of another key");
+        assert_eq!(
+            find_version(document(&row("k", "e", "null")).as_bytes(), "k", "e").unwrap().as_deref(),
+            Some("null")
+        );
+        assert!(find_version(b"<ListBucketResult></ListBucketResult>", "k", "e").is_err());
+    }
+
+    #[test]
     fn a_key_that_cannot_be_told_hides_only_itself() {
         let contents = [object("a"), object("&#0;"), object("%FF"), object("b")].concat();
         let page = parse(document(URL, &contents).as_bytes()).unwrap().page;
@@ -409,6 +464,7 @@ mod tests {
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = parse(&bytes);
+            let _ = find_version(&bytes, "k", "e");
             let _ = error_document(&bytes);
         }
 

@@ -11,20 +11,32 @@ use http::header::{ETAG, HOST, IF_MATCH, RANGE};
 use http::request::Builder;
 use http::uri::Uri;
 use http::{HeaderName, HeaderValue, Request as HttpRequest};
+use percent_encoding::utf8_percent_encode;
 
 use super::connections::DrivenBody;
 use super::failure::{Failure, senseless};
-use super::listing::{header_text, unquoted};
+use super::listing::{QUERY, header_text, unquoted};
 use super::transport::Transport;
 use super::{S3Store, if_match};
 use crate::error::{Operation, Request, UfsError};
 use crate::store::{Body, ByteStream};
 
 impl S3Store {
-    /// The range is not empty.
-    pub(super) async fn open(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
+    /// Of what is there now, or of the version of this id. The range is not empty.
+    pub(super) async fn open(
+        &self,
+        key: &str,
+        etag: &str,
+        id: Option<&str>,
+        range: Range<u64>,
+    ) -> Result<Body, UfsError> {
         let asked = || Request::new(Operation::Get, &self.label, key);
-        let unsigned = ranged(self.object_url(key), &range).map_err(|error| senseless(error, &asked()))?;
+        let mut url = self.object_url(key);
+        if let Some(id) = id {
+            // Writing to a String cannot fail.
+            let _ = write!(url, "?versionId={}", utf8_percent_encode(id, QUERY));
+        }
+        let unsigned = ranged(url, &range).map_err(|error| senseless(error, &asked()))?;
         let unsigned = if etag.is_empty() { unsigned } else { unsigned.header(IF_MATCH, if_match(etag)) };
         let request = self.signed(unsigned.body(Bytes::new()), &asked).await?;
         let failed = |failure: Failure, asked: Request| failure.into_ufs(asked, etag);

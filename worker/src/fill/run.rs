@@ -104,7 +104,10 @@ impl Fills {
         self.parts.metrics.ufs_requests.inc();
         let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length).start);
         let noted = |error| self.noted(source, error);
-        let mut body = ufs.get(&source.key, &source.etag, start..start + bytes).await.map_err(noted)?;
+        let (key, etag, range) = (&source.key, &source.etag, start..start + bytes);
+        let opened =
+            if source.is_pinned { ufs.get_pinned(key, etag, range).await } else { ufs.get(key, etag, range).await };
+        let mut body = opened.map_err(noted)?;
         let mut gathered = Gathered::default();
         let mut next = run.chunks.start;
         while let Some(piece) = body.next().await {

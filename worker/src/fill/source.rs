@@ -37,6 +37,8 @@ pub struct ObjectBlock {
     pub etag: String,
     object_length: u64,
     block_size: u64,
+    /// A version that the bucket only keeps will do as well: it is read for a view.
+    pub is_pinned: bool,
 }
 
 impl BlockSource {
@@ -54,7 +56,7 @@ impl BlockSource {
         if block.key.len() > MAX_KEY_BYTES || block.etag.len() > MAX_ETAG_BYTES {
             return Err(Refusal::bad_request("the key or the etag is too long"));
         }
-        let BlockRef { mount_id, key, etag, object_length, block_size, index, .. } = block;
+        let BlockRef { mount_id, key, etag, object_length, block_size, index, pinned: is_pinned, .. } = block;
         if block.data {
             if !(key.is_empty() && etag.is_empty()) {
                 return Err(Refusal::bad_request("a block of an fs-mode file has neither key nor etag"));
@@ -67,7 +69,8 @@ impl BlockSource {
             let message = format!("block {index} lies past the end of an object of {object_length} bytes");
             return Err(Refusal::bad_request(message));
         }
-        Ok(Self::Object(Arc::new(ObjectBlock { id, length, mount_id, key, etag, object_length, block_size })))
+        let object = ObjectBlock { id, length, mount_id, key, etag, object_length, block_size, is_pinned };
+        Ok(Self::Object(Arc::new(object)))
     }
 
     /// Checks a reference to a block of an fs-mode file.
@@ -134,7 +137,9 @@ mod tests {
     fn sense_is_told_from_nonsense() {
         let BlockSource::Object(source) = BlockSource::parse(reference()).unwrap() else { panic!("an object") };
         assert_eq!((source.length, source.start()), (36, 64));
-        assert!(source.is_of("s") && !source.is_of("t"));
+        assert!(source.is_of("s") && !source.is_of("t") && !source.is_pinned);
+        let pinned = BlockSource::parse(BlockRef { pinned: true, ..reference() }).unwrap();
+        assert!(matches!(pinned, BlockSource::Object(pinned) if pinned.is_pinned && pinned.id == source.id));
         for wrong in [
             BlockRef { content_id: vec![0; 15].into(), ..reference() },
             BlockRef { block_size: 0, ..reference() },

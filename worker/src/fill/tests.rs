@@ -193,6 +193,33 @@ async fn another_version_or_no_object_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_view_has_is_fetched_also_where_it_was_replaced_or_deleted() {
+    let bench = Fixture::new("pinned", 16 * MIB);
+    let (replaced, deleted) = (noise(300_000), noise(1000));
+    let etags = [bench.bucket.put("a", replaced.clone()), bench.bucket.put("b", deleted.clone())];
+    let pinned = async |key: &str, etag: &str, length: usize| {
+        let mut object = (*bench.source(key, etag, length as u64, MIB, 0).await).clone();
+        object.is_pinned = true;
+        Arc::new(object)
+    };
+    let (of_a, of_b) = (pinned("a", &etags[0], 300_000).await, pinned("b", &etags[1], 1000).await);
+    bench.bucket.keep_versions();
+    bench.bucket.put("a", noise(5));
+    bench.bucket.delete("b");
+    let plain = bench.source("a", &etags[0], 300_000, MIB, 0).await;
+    assert_eq!(bench.ensure(&plain, 0..1).await.unwrap_err().status, Status::VersionChanged);
+    for (source, bytes) in [(&of_a, &replaced), (&of_b, &deleted)] {
+        let filled = bench.ensure(source, 0..bytes.len().div_ceil(CHUNK_BYTES as usize) as u32).await.unwrap();
+        assert!(content(&filled.block, 0..bytes.len() as u32) == *bytes, "{}", source.key);
+    }
+    // It is the same block, whoever asks.
+    assert_eq!(bench.ensure(&plain, 0..1).await.unwrap().fetched_bytes, 0);
+    let nowhere = pinned("a", "another", 1000).await;
+    assert_eq!(bench.ensure(&nowhere, 0..1).await.unwrap_err().status, Status::VersionChanged);
+    assert!(bench.mounts.fetch_failures().is_empty(), "the bucket is well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failure_is_told_to_all_and_remembered_by_none() {
     let bench = Fixture::new("failures", 16 * MIB);
     let etag = bench.bucket.put("a", noise(3 * MIB as usize));

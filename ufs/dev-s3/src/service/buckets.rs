@@ -43,11 +43,12 @@ pub(super) async fn get_bucket_location(
     Ok(GetBucketLocationOutput::default())
 }
 
-/// Never switched on.
+/// The second port switches it.
 pub(super) async fn get_bucket_versioning(
     backend: &Backend,
     input: GetBucketVersioningInput,
 ) -> S3Result<GetBucketVersioningOutput> {
-    backend.bucket(&input.bucket)?;
-    Ok(GetBucketVersioningOutput::default())
+    let keeps_versions = backend.bucket(&input.bucket)?.keeps_versions();
+    let enabled = || BucketVersioningStatus::from_static(BucketVersioningStatus::ENABLED);
+    Ok(GetBucketVersioningOutput { status: keeps_versions.then(enabled), ..Default::default() })
 }

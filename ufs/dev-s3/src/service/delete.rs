@@ -1,4 +1,5 @@
-//! Deleting one key or a batch. What is not there counts as deleted.
+//! Deleting one key or a batch. What is not there counts as deleted. Versions are kept or not, and none is deleted by
+//! its id.
 
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
@@ -9,6 +10,9 @@ use super::backend::Backend;
 const BATCH_MAX: usize = 1000;
 
 pub(super) async fn delete_object(backend: &Backend, input: DeleteObjectInput) -> S3Result<DeleteObjectOutput> {
+    if input.version_id.is_some() {
+        return Err(s3_error!(NotImplemented, "Versions are not deleted by their ids."));
+    }
     let etag = input.if_match.map(|condition| condition.as_etag().map_or("*", |etag| etag.value()).to_owned());
     backend.blocking(move |store| store.bucket(&input.bucket)?.delete(&input.key, etag.as_deref())).await?;
     Ok(DeleteObjectOutput::default())
@@ -17,6 +21,9 @@ pub(super) async fn delete_object(backend: &Backend, input: DeleteObjectInput) -
 pub(super) async fn delete_objects(backend: &Backend, input: DeleteObjectsInput) -> S3Result<DeleteObjectsOutput> {
     if input.delete.objects.len() > BATCH_MAX {
         return Err(s3_error!(MalformedXML, "More than {BATCH_MAX} keys in one request."));
+    }
+    if input.delete.objects.iter().any(|object| object.version_id.is_some()) {
+        return Err(s3_error!(NotImplemented, "Versions are not deleted by their ids."));
     }
     let quiet = input.delete.quiet.unwrap_or(false);
     let work = move |store: &crate::store::Store| {

@@ -69,7 +69,11 @@ macro_rules! described {
 }
 
 pub(super) async fn get_object(backend: &Backend, input: GetObjectInput) -> S3Result<GetObjectOutput> {
-    let (object, content) = backend.bucket(&input.bucket)?.open(&input.key)?;
+    let bucket = backend.bucket(&input.bucket)?;
+    let (object, content) = match &input.version_id {
+        Some(version) => bucket.open_version(&input.key, version)?,
+        None => bucket.open(&input.key)?,
+    };
     conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
     let range = part.clone().unwrap_or(0..object.size);
@@ -80,14 +84,19 @@ pub(super) async fn get_object(backend: &Backend, input: GetObjectInput) -> S3Re
         StreamingBlob::new(ContentStream::new(content, range))
     };
     let described = described!(GetObjectOutput, &object, part);
-    Ok(GetObjectOutput { body: Some(body), ..described })
+    Ok(GetObjectOutput { body: Some(body), version_id: bucket.shown_version(&object), ..described })
 }
 
 pub(super) async fn head_object(backend: &Backend, input: HeadObjectInput) -> S3Result<HeadObjectOutput> {
-    let object = backend.bucket(&input.bucket)?.object(&input.key)?;
+    let bucket = backend.bucket(&input.bucket)?;
+    let object = match &input.version_id {
+        Some(version) => bucket.version(&input.key, version)?,
+        None => bucket.object(&input.key)?,
+    };
     conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
-    Ok(described!(HeadObjectOutput, &object, part))
+    let described = described!(HeadObjectOutput, &object, part);
+    Ok(HeadObjectOutput { version_id: bucket.shown_version(&object), ..described })
 }
 
 /// The bytes that a Range header selects; 416 where there are none.

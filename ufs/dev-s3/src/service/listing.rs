@@ -1,4 +1,5 @@
-//! ListObjects in both versions. A continuation token is the last name of the page before, in base64.
+//! ListObjects in both versions, and ListObjectVersions. A continuation token is the last name of the page before, in
+//! base64.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use s3s::{S3Result, s3_error};
 
 use super::backend::Backend;
 use super::reply::{etag, timestamp};
-use crate::store::{self, ListPage, ListQuery};
+use crate::store::{self, ListPage, ListQuery, VersionRow};
 
 /// Names on a page at most, whatever is asked for.
 const PAGE_MAX: i32 = 1000;
@@ -137,6 +138,53 @@ pub(super) async fn list_objects(backend: &Backend, input: ListObjectsInput) -> 
         common_prefixes: Some(prefixes(&page, encoding)),
         is_truncated: Some(page.next.is_some()),
         next_marker: page.next.as_deref().map(|name| encoding.write(name)),
+        encoding_type: input.encoding_type,
+        ..Default::default()
+    };
+    Ok(output)
+}
+
+/// One page, of which nothing follows.
+pub(super) async fn list_object_versions(
+    backend: &Backend,
+    input: ListObjectVersionsInput,
+) -> S3Result<ListObjectVersionsOutput> {
+    let begins_later = input.key_marker.is_some_and(|marker| !marker.is_empty());
+    if begins_later || input.delimiter.is_some_and(|delimiter| !delimiter.is_empty()) {
+        return Err(s3_error!(NotImplemented, "Versions are listed in one page, and without a delimiter."));
+    }
+    let prefix = input.prefix.unwrap_or_default();
+    let bucket = paced(backend, &input.bucket, Some(prefix.as_str())).await?;
+    let encoding = Encoding::of(input.encoding_type.as_ref())?;
+    let limit = page_size(input.max_keys)?;
+    let (rows, is_truncated) = bucket.list_versions(&prefix, limit as usize);
+    let (mut versions, mut delete_markers) = (ObjectVersionList::new(), DeleteMarkers::new());
+    for VersionRow { key, version, is_latest } in rows {
+        let (key, id) = (Some(encoding.write(&key)), Some(version.version_id()));
+        let (is_latest, last_modified) = (Some(is_latest), Some(timestamp(version.modified_s)));
+        if version.is_delete_marker() {
+            let marker = DeleteMarkerEntry { key, version_id: id, is_latest, last_modified, ..Default::default() };
+            delete_markers.push(marker);
+            continue;
+        }
+        versions.push(ObjectVersion {
+            key,
+            version_id: id,
+            is_latest,
+            last_modified,
+            e_tag: Some(etag(&version.etag)),
+            size: Some(version.size as i64),
+            storage_class: Some(ObjectVersionStorageClass::from_static(ObjectVersionStorageClass::STANDARD)),
+            ..Default::default()
+        });
+    }
+    let output = ListObjectVersionsOutput {
+        name: Some(input.bucket),
+        prefix: Some(encoding.write(&prefix)),
+        max_keys: Some(limit),
+        versions: Some(versions),
+        delete_markers: Some(delete_markers),
+        is_truncated: Some(is_truncated),
         encoding_type: input.encoding_type,
         ..Default::default()
     };

@@ -15,6 +15,7 @@ impl From<DevS3Error> for S3Error {
             DevS3Error::BucketNotEmpty(_) => S3ErrorCode::BucketNotEmpty,
             DevS3Error::InvalidBucketName(_) => S3ErrorCode::InvalidBucketName,
             DevS3Error::NoSuchKey(_) => S3ErrorCode::NoSuchKey,
+            DevS3Error::NoSuchVersion { .. } => S3ErrorCode::NoSuchVersion,
             DevS3Error::InvalidKey => S3ErrorCode::KeyTooLongError,
             DevS3Error::NoSuchUpload(_) => S3ErrorCode::NoSuchUpload,
             DevS3Error::InvalidPart(_) => S3ErrorCode::InvalidPart,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::key_space::{KeySpace, KeySpaceRule};
 use super::list_profile::{ListPacer, ListProfile};
-use super::object::{Content, Index, Key, Object, Origin};
+use super::object::{Content, Index, Key, Object, Origin, Replaced};
 use super::object_file::{Draft, Tmp};
 use super::record::{Attributes, BucketRecord, ObjectRecord, check_key, now_s, seal};
 use super::upload::Upload;
@@ -68,16 +68,27 @@ pub(super) struct Contents {
     pub index: Index,
     /// Objects by rule, below those of the index.
     pub space: Option<Arc<KeySpace>>,
+    /// Versions that are kept; `None` where none are.
+    pub replaced: Option<Replaced>,
     /// The bucket is being deleted: nothing may be added.
     closed: bool,
 }
 
 impl Contents {
-    fn object(&self, key: &str) -> Option<Arc<Object>> {
+    pub fn object(&self, key: &str) -> Option<Arc<Object>> {
         match self.index.get(key.as_bytes()) {
             Some(object) => (!object.is_deleted()).then(|| Arc::clone(object)),
             None => self.space.as_ref()?.object(key).map(Arc::new),
         }
+    }
+
+    /// Puts a version in the place of another, whose number is returned unless it is kept.
+    fn replace(&mut self, key: &str, object: &Arc<Object>) -> Option<u64> {
+        let generated = self.replaced.as_ref().and_then(|_| self.object(key));
+        let old = self.index.insert(Key::new(key), Arc::clone(object));
+        let Some(replaced) = &mut self.replaced else { return old.map(|old| old.sequence) };
+        replaced.entry(Key::new(key)).or_default().extend(old.or(generated));
+        None
     }
 }
 
@@ -237,8 +248,7 @@ impl Bucket {
         {
             return Ok(Some(object.sequence));
         }
-        let old = contents.index.insert(Key::new(key), Arc::clone(object));
-        Ok(old.map(|old| old.sequence))
+        Ok(contents.replace(key, object))
     }
 
     /// Takes a version that was found on disk into the index and returns the number of the one that lost its place.
@@ -252,8 +262,11 @@ impl Bucket {
     /// # Errors
     /// [`DevS3Error::Precondition`] where its ETag is not `must_have_etag`, [`DevS3Error::Io`].
     pub fn delete(&self, key: &str, must_have_etag: Option<&str>) -> Result<(), DevS3Error> {
-        let space = self.contents.read().space.clone();
-        if space.is_some_and(|space| space.contains(key)) {
+        let (space, keeps_versions) = {
+            let contents = self.contents.read();
+            (contents.space.clone(), contents.replaced.is_some())
+        };
+        if keeps_versions || space.is_some_and(|space| space.contains(key)) {
             return self.hide(key, must_have_etag);
         }
         let removed = {
@@ -269,7 +282,7 @@ impl Bucket {
         removed.map_or(Ok(()), |object| self.unlink(object.sequence))
     }
 
-    /// Deletes the object under a key of the key space, which a file says from then on.
+    /// Deletes the object under a key of the key space, or a version that is kept: a file says so from then on.
     fn hide(&self, key: &str, must_have_etag: Option<&str>) -> Result<(), DevS3Error> {
         if self.object(key).is_err() {
             return Ok(());

@@ -43,12 +43,15 @@ impl Borrow<[u8]> for Key {
 /// Keys of a bucket and the versions they stand for.
 pub(super) type Index = BTreeMap<Key, Arc<Object>>;
 
+/// Versions that have lost their place, by key; the newest last.
+pub(super) type Replaced = BTreeMap<Key, Vec<Arc<Object>>>;
+
 /// Where a version comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A file.
     Stored,
-    /// A file that hides a key of the bucket's key space: there is no such object.
+    /// A file that hides a key of the bucket's key space, or a version that is kept: there is no such object.
     Deleted,
     /// A key space by rule; the bytes follow from the seed.
     Generated { seed: u64 },

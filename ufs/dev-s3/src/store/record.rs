@@ -72,7 +72,7 @@ pub(super) struct ObjectRecord {
     pub modified_s: i64,
     #[prost(message, optional, tag = "5")]
     pub attributes: Option<Attributes>,
-    /// There is no object: the key is one of the bucket's key space, and was deleted.
+    /// There is no object: the key was deleted, and is one of the key space, or the bucket kept versions.
     #[prost(bool, tag = "6")]
     pub deleted: bool,
 }

@@ -321,6 +321,43 @@ fn a_reader_keeps_its_version() {
 }
 
 #[test]
+fn what_is_replaced_is_kept_until_the_store_stops() {
+    let root = tempfile::tempdir().unwrap();
+    let rule = KeySpaceRule { keys: 1, size_min: 100, size_max: 100, ..KeySpaceRule::default() };
+    let (store, bucket) = bucket_with(root.path(), ["a", "b"]);
+    store.set_key_space("bucket", Some(rule)).unwrap();
+    let generated = bucket.list(&ListQuery { prefix: "img/", limit: 1, ..ListQuery::default() }).objects[0].0.clone();
+    let made = content(&bucket, &generated);
+    bucket.keep_versions(true).unwrap();
+    for key in ["a", "b", generated.as_str()] {
+        store.put("bucket", key, b"replaced").unwrap();
+    }
+    bucket.delete("b", None).unwrap();
+    let rows = |prefix| -> Vec<(String, bool, bool)> {
+        let (rows, has_more) = bucket.list_versions(prefix, 10);
+        assert!(!has_more);
+        rows.into_iter().map(|row| (row.key, row.version.is_delete_marker(), row.is_latest)).collect()
+    };
+    assert_eq!(rows("a"), [("a".to_owned(), false, true), ("a".to_owned(), false, false)]);
+    let b = [(true, true), (false, false), (false, false)];
+    assert_eq!(rows("b"), b.map(|(is_deleted, is_latest)| ("b".to_owned(), is_deleted, is_latest)));
+    assert_eq!(bucket.list_versions("", 4).0.len(), 4);
+    assert!(bucket.list_versions("", 4).1);
+    let read = |key: &str, place: usize| {
+        let id = bucket.list_versions(key, 10).0[place].version.version_id();
+        let (object, content) = bucket.open_version(key, &id).unwrap();
+        content.read(0..object.size).unwrap().to_vec()
+    };
+    assert_eq!((read("a", 1), read("b", 2), read(&generated, 1)), (b"a".to_vec(), b"b".to_vec(), made));
+    drop((bucket, store));
+
+    let store = Store::open(root.path()).unwrap();
+    let bucket = store.bucket("bucket").unwrap();
+    assert_eq!((content(&bucket, "a").as_slice(), bucket.object("b").is_err()), (b"replaced".as_slice(), true));
+    assert_eq!(files_below(&root.path().join("buckets/bucket/objects")), 3, "the newest of each");
+}
+
+#[test]
 fn readers_and_writers_at_once_see_whole_versions() {
     let root = tempfile::tempdir().unwrap();
     let (store, bucket) = bucket_with(root.path(), ["key"]);
