@@ -125,6 +125,7 @@ impl DoctorArgs {
             let mount_point = move || vec![MountPoint::look(&path).judge(&path)];
             looks.push(async move { aside(&what, mount_point).await }.boxed_local());
         }
+        looks.push(aside("the views that are mounted", host::look_at_views).boxed_local());
         let (of, asked) = (config.clone(), self.role.clone());
         looks.push(aside("the certificates", move || certificates::look(&of, &asked)).boxed_local());
         if !self.offline {
