@@ -46,6 +46,7 @@ mod statfs;
 mod symlink;
 mod trace_file;
 mod views;
+mod virtual_entries;
 mod virtual_files;
 mod write;
 mod xattr;

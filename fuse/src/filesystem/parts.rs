@@ -11,7 +11,6 @@
 //! | [`AttrDefaults`], [`Features`], [`Generations`] | what stays as it is for as long as the mount | none |
 //! | [`MountJournal`] | what the next process finds of all this | its own |
 //! | [`Failures`], [`TraceFile`] | what was logged last; slow requests | one each |
-//! | [`ShownViews`] | views that were found by name | one |
 
 use std::sync::Arc;
 
@@ -25,7 +24,6 @@ use super::file_table::FileTable;
 use super::generations::Generations;
 use super::locks::handle_locks::HandleLocks;
 use super::trace_file::TraceFile;
-use super::views::ShownViews;
 use crate::invalidation::Invalidations;
 use crate::kernel::Reply;
 use crate::mount_journal::MountJournal;
@@ -47,7 +45,6 @@ pub(super) struct Inner {
     pub(super) mount_journal: MountJournal,
     pub(super) failures: Failures,
     pub(super) trace: TraceFile,
-    pub(super) views: ShownViews,
 }
 
 /// What the configuration has the mount do.
@@ -89,7 +86,6 @@ impl Inner {
             mount_journal: MountJournal::new(journal),
             failures: Failures::default(),
             trace: TraceFile::new(conf.trace_above.get()),
-            views: ShownViews::default(),
         }
     }
 

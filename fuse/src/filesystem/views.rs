@@ -10,13 +10,13 @@
 //! but its node id, which has the id of the view and a number in it. So what the kernel has open outlives the process
 //! that serves it, and where the kernel opens files by itself nothing is missing.
 //!
-//! EROFS takes a short answer for the end of a device and fills up with zeros: a read is answered wholly, or with `EIO`.
+//! EROFS takes a short answer for the end of a device and fills up with zeros: so a read is answered wholly, or with
+//! `EIO`.
 //!
 //! What is in a view never changes, so the kernel keeps it. Names of views it keeps for a second, since a view that was
-//! deleted may be made anew. What is mounted on a name is detached when a lookup of it fails: one that was found is
-//! found again until it is known to be gone.
+//! deleted may be made anew.
 
-use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -26,20 +26,17 @@ use bytes::Bytes;
 use cavern_client::view::OpenView;
 use cavern_client::{Access, ClientError};
 use cavern_conf::host;
-use cavern_conf::process::LogLimit;
 use cavern_erofs::{DirectoryEntry as ImageEntry, Error as ImageError, Image, Inode, Kind, Place};
 use cavern_proto::view_file::DEVICES_MAX;
 use cavern_proto::{CHUNK_BYTES, NAME_MAX, ROOT_INODE};
-use parking_lot::Mutex;
-use tracing::warn;
 
 use super::attr_defaults::{blocks, time};
 use super::directory::ReaddirKind;
 use super::export::Handle;
-use super::open;
+use super::open::access;
 use super::parts::Inner;
 use super::read::SMALL_BYTES;
-use super::virtual_files::list;
+use super::virtual_entries::list;
 use super::xattr::{is_kept, is_listed};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
 use crate::kernel::directory::{Added, DirectoryEntry};
@@ -59,15 +56,6 @@ const FIRST_INODE: u64 = 128;
 /// Seconds for which the kernel believes what does not change, and the names of views.
 const FOR_LONG: u64 = 365 * 86_400;
 const NAME_VALID: u64 = 1;
-
-/// What is kept of views beside what the client has.
-#[derive(Debug, Default)]
-pub struct ShownViews {
-    /// Ids of those that were found, by name.
-    found: Mutex<HashMap<String, u32>>,
-    /// By view.
-    logged: LogLimit<u32>,
-}
 
 /// A file of a view, or the directory of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +185,7 @@ impl Inner {
             }
             Operation::Getattr => self.stat_view(node, reply, |attributes, reply| reply.attr(attributes)),
             Operation::Statx => self.stat_view(node, reply, |attributes, reply| reply.statx(attributes, None)),
-            Operation::Open { flags } if open::access(flags.cast_signed()) == Access::Write => {
+            Operation::Open { flags } if access(flags.cast_signed()) == Access::Write => {
                 reply.error(libc::EROFS);
             }
             // There is nothing to be closed.
@@ -277,18 +265,16 @@ impl Inner {
         match found {
             Ok(found) => answer(found, reply),
             Err(cause) => {
-                self.log_failed(view.view().id, &cause.to_string());
+                self.log_failed(view.view().id, &cause);
                 reply.error(libc::EIO);
             }
         }
     }
 
     /// Logs what the client has not logged.
-    fn log_failed(&self, view: u32, cause: &str) {
-        if let Some(suppressed) = self.views.logged.admit(view) {
-            let name = self.view_name(view);
-            warn!(suppressed, "view {name} cannot be read: {cause}");
-        }
+    fn log_failed(&self, view: u32, cause: &dyn Display) {
+        let name = self.view_name(view);
+        self.failures.log("view", libc::EIO, &format_args!("view {name} cannot be read: {cause}"));
     }
 
     /// As a person knows it.
@@ -303,7 +289,9 @@ impl Inner {
         let Some((name, number)) = parsed(name) else { return reply.error(libc::ENOENT) };
         let (this, name) = (Arc::clone(self), name.to_owned());
         reply.defer(move |reply| async move {
-            match this.view_named(&name).await {
+            let views = this.client.views();
+            let found = async { views.open(&views.named(&name).await?).await };
+            match found.await {
                 Ok(view) => {
                     let node = ViewNode { view: view.view().id, number };
                     if node.device().is_some_and(|device| view.device_bytes(device).is_none()) {
@@ -316,28 +304,6 @@ impl Inner {
                 Err(error) => this.failures.answer(reply, "view", &error),
             }
         });
-    }
-
-    /// A view by its name; one that was found before also while nobody can say whether it is still there.
-    async fn view_named(&self, name: &str) -> Result<Arc<OpenView>, ClientError> {
-        let (views, found) = (self.client.views(), &self.views.found);
-        match views.named(name).await {
-            Ok(view) => {
-                found.lock().insert(name.to_owned(), view.id);
-                views.open(&view).await
-            }
-            Err(ClientError::NotFound(cause)) => {
-                found.lock().remove(name);
-                Err(ClientError::NotFound(cause))
-            }
-            Err(error) => {
-                let known = found.lock().get(name).copied();
-                match known {
-                    Some(id) => views.open_id(id).await,
-                    None => Err(error),
-                }
-            }
-        }
     }
 
     fn lookup_in_view(&self, view: &OpenView, node: ViewNode, name: &[u8], reply: Reply) {
@@ -493,9 +459,9 @@ impl Inner {
 
     /// All bytes of a range, up to the end; `None` where that is logged, or has been.
     async fn read_waiting(&self, node: ViewNode, offset: u64, length: usize) -> Option<Bytes> {
-        let failed = |cause: &str| self.log_failed(node.view, cause);
+        let failed = |cause: &dyn Display| self.log_failed(node.view, cause);
         let opened = self.client.views().open_id(node.view).await;
-        let view = opened.inspect_err(|error| failed(&error.to_string())).ok()?;
+        let view = opened.map_err(|error| failed(&error)).ok()?;
         let (wanted, read) = match node.device() {
             Some(device) => {
                 let length = rest(view.device_bytes(device).unwrap_or(0), offset, length);
@@ -505,7 +471,7 @@ impl Inner {
                 (length, view.read_device(device, offset, length).await)
             }
             None => {
-                let file = view.image().inode(node.number).inspect_err(|error| failed(&error.to_string())).ok()?;
+                let file = view.image().inode(node.number).map_err(|error| failed(&error)).ok()?;
                 let length = rest(file.size, offset, length);
                 (length, view.read_file(&file, offset, length).await)
             }
@@ -513,7 +479,7 @@ impl Inner {
         // The client has logged an error.
         let bytes = read.ok()?;
         if bytes.len() != wanted {
-            failed(&format!("{} bytes came of {wanted} at {offset}", bytes.len()));
+            failed(&format_args!("{} bytes came of {wanted} at {offset}", bytes.len()));
             return None;
         }
         Some(bytes)

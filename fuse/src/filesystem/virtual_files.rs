@@ -1,5 +1,5 @@
-//! What a mount has of its own, in its root and in no listing: the directory `.views` (see [`views`]), and `.cv`, with
-//! the file `trace`, which tells what slow requests waited for.
+//! What a mount has of its own, in its root and in no listing: the directory `.views` (see [`ViewNode`]), and `.cv`,
+//! with the file `trace`, which tells what slow requests waited for.
 //!
 //! A name of the namespace goes first: these are found where a lookup finds nothing else. The kernel keeps neither name
 //! of `.cv`. The text is made when the file is opened. Where the kernel opens files by itself (`fuse.no_open`) there is
@@ -14,10 +14,10 @@ use super::attr_defaults::time;
 use super::directory::ReaddirKind;
 use super::export::Handle;
 use super::parts::Inner;
-use super::views::{self, ViewNode};
+use super::views::{DIRECTORY_NAME as VIEWS_NAME, ViewNode};
+use super::virtual_entries::{VirtualEntry, list};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, FileLock, ROOT_NODE, fopen};
-use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{Caller, Delivery, DirectoryPage, LockRequest, Operation, READ_MAX, Reply};
+use crate::kernel::{Caller, Delivery, LockRequest, Operation, READ_MAX, Reply};
 use crate::trace::Target;
 
 const DIRECTORY_NAME: &[u8] = b".cv";
@@ -43,7 +43,7 @@ impl Inner {
         match name {
             _ if parent != self.root.to_namespace(ROOT_NODE) => None,
             DIRECTORY_NAME if !self.files.has_no_open() => Some(self.virtual_entry(DIRECTORY)),
-            views::DIRECTORY_NAME => Some(self.views_entry()),
+            VIEWS_NAME => Some(self.views_entry()),
             _ => None,
         }
     }
@@ -199,9 +199,6 @@ impl Inner {
     }
 }
 
-/// The place of an entry, its name, number and type.
-pub(super) type VirtualEntry<'n> = (u64, &'n [u8], u64, u32);
-
 /// Those of `.cv`.
 fn own_entries() -> impl Iterator<Item = VirtualEntry<'static>> {
     let entries = [
@@ -210,27 +207,4 @@ fn own_entries() -> impl Iterator<Item = VirtualEntry<'static>> {
         (3, TRACE_NAME, TRACE, libc::S_IFREG),
     ];
     entries.into_iter()
-}
-
-/// Answers with entries whose places are behind `offset`. Places ascend.
-pub(super) fn list<'n>(
-    entries: impl Iterator<Item = VirtualEntry<'n>>,
-    offset: u64,
-    size: u32,
-    kind: ReaddirKind,
-    reply: Reply,
-) {
-    let mut page = DirectoryPage::new(READ_MAX.min(size as usize));
-    for (place, name, ino, mode) in entries.filter(|(place, ..)| *place > offset) {
-        let entry = DirectoryEntry { ino, next_offset: place, mode, name };
-        let added = match kind {
-            ReaddirKind::Names => page.add(entry),
-            // Without a node id: the kernel takes no reference.
-            ReaddirKind::Entries => page.add_plus(&EntryOut::default(), entry),
-        };
-        if added == Added::Full {
-            break;
-        }
-    }
-    reply.bytes(page.as_bytes());
 }

@@ -250,7 +250,7 @@ fn judge_view(path: &Path, read: io::Result<()>) -> Finding {
             format!("a file of the view at {shown} cannot be read: {cause}"),
             "what serves its contents has ended since it was mounted, or cannot read them",
             format!(
-                "see the log of `cv fuse`; where that was started anew, `cv view umount {shown}` and mount the view again"
+                "see the log of `cv fuse`; was that started anew, `cv view umount {shown}` and mount the view again"
             ),
         ),
     }

@@ -112,8 +112,8 @@ impl ViewMountArgs {
         })?;
         if is_within && !result.json {
             console::remark(
-                "it stays until `cv fuse` is replaced or loses its session, and is shown by `cv fuse` from then on: name \
-                 a directory for one that stays",
+                "it stays until `cv fuse` is replaced or loses its session, and `cv fuse` shows the view from then on: \
+                 name a directory for one that stays",
             );
         }
         let view = json!({"name": name, "directory": target, "image": image, "devices": devices});
