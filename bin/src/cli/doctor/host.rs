@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cavern_conf::schema::{Choice, Client, Fuse};
 use cavern_fuse::kernel::READ_MAX;
@@ -232,13 +232,17 @@ fn has_erofs(release: &str) -> bool {
         || fs::read_to_string(modules).unwrap_or_default().contains("/erofs.ko")
 }
 
-/// Views that the kernel has mounted: whether files of them can be read. Waits for what serves them. *Blocking*.
-pub fn look_at_views() -> Vec<Finding> {
+/// Where the kernel has mounted views.
+pub fn mounted_views() -> Vec<PathBuf> {
     let is_view = |entry: &MountEntry| {
         entry.filesystem == VIEW_TYPE && entry.source.as_os_str().to_string_lossy().contains(IMAGES)
     };
-    let views = mounts().unwrap_or_default().into_iter().filter(is_view);
-    views.map(|view| judge_view(&view.path, read_some_file(&view.path))).collect()
+    mounts().unwrap_or_default().into_iter().filter(is_view).map(|view| view.path).collect()
+}
+
+/// Whether a file of a view can be read. Waits for what serves it. *Blocking*.
+pub fn look_at_view(path: &Path) -> Finding {
+    judge_view(path, read_some_file(path))
 }
 
 fn judge_view(path: &Path, read: io::Result<()>) -> Finding {
