@@ -379,7 +379,7 @@ fn erofs_utils_find_nothing_wrong_and_make_the_same_tree() {
     cluster.create("/data", "v");
     let image = fs::read_link(cluster.shown("v@image")).unwrap();
     let device = format!("--device={}", cluster.shown("v@1").display());
-    if !ran(Command::new("fsck.erofs").arg(device).arg(&image)) {
+    if !ran(Command::new("fsck.erofs").arg(device).arg(image)) {
         return;
     }
     // The same tree with its contents in the image. What objects say of themselves is in no view.
