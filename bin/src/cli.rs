@@ -23,6 +23,7 @@ mod raft;
 mod refresh;
 mod report;
 mod top;
+mod view;
 mod why;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -68,6 +69,8 @@ enum Command {
     Umount(mount::UmountArgs),
     /// Compare a whole mount with its bucket, and show how far that is.
     Index(index::IndexArgs),
+    /// Freeze what is below a directory, and have the kernel show that: views.
+    View(Family<view::ViewCommand>),
     /// Look at files and directories of the namespace, and change those of fs-mode mounts.
     Fs(Family<fs::FsCommand>),
     /// Warm files and directories into the workers; say how much of them is cached, or drop that.
@@ -170,6 +173,7 @@ impl Cli {
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
             Command::Index(args) => block_on(args.run()),
+            Command::View(Family { result, command }) => block_on(command.run(&result)),
             Command::Fs(Family { result, command }) => block_on(command.run(&result)),
             Command::Load(args) => block_on(args.run()),
             Command::Export(args) => block_on(args.run()),

@@ -45,6 +45,8 @@ mod setattr;
 mod statfs;
 mod symlink;
 mod trace_file;
+mod views;
+mod virtual_entries;
 mod virtual_files;
 mod write;
 mod xattr;
@@ -146,7 +148,7 @@ impl Filesystem for Namespace {
     fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         let inner = &self.inner;
         if virtual_files::is_virtual(node) {
-            return inner.serve_virtual(node, operation, reply);
+            return inner.serve_virtual(node, caller, operation, reply, payload);
         }
         match operation {
             Operation::Lookup { name } => inner.lookup(node, caller, name, reply),
@@ -225,6 +227,9 @@ impl Filesystem for Namespace {
     }
 
     fn forget(&self, node: u64, _nlookup: u64) {
+        if virtual_files::is_virtual(node) {
+            return;
+        }
         let (inode, root) = (self.inner.root.to_namespace(node), &self.inner.root);
         if self.inner.client.metadata().is_referenced(inode) || root.aliases().has_others(inode) {
             self.inner.invalidations.given_up(inode);

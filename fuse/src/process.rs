@@ -285,6 +285,13 @@ impl Process<'_> {
         let committer = host::spawn(namespace.commit(sweeping.clone()));
         let (settling, stop_settling) = (Arc::clone(client), sweeping.clone());
         let settler = host::spawn(async move { settling.settle(written, stop_settling).await });
+        let (with_views, stop_clearing) = (Arc::clone(client), sweeping.clone());
+        let clearer = host::spawn(async move {
+            // A process that goes on shows what the one before has shown.
+            if is_first {
+                let _stopped = stop_clearing.run_until_cancelled(with_views.views().sweep()).await;
+            }
+        });
         let most = config.fuse.max_background.div_ceil(2).into();
         let mover = host::spawn(invalidations.keep_moving(most, sweeping.clone()));
 
@@ -338,6 +345,7 @@ impl Process<'_> {
         finish(sweeper).await;
         finish(committer).await;
         finish(settler).await;
+        finish(clearer).await;
         finish(mover).await;
         finish(web).await;
         Ok(())

@@ -66,6 +66,17 @@ fn commands_that_make_no_sense_are_refused_with_the_reason() {
     for command in ["status", "wait", "cancel", "retry"] {
         refused(&cluster, &["job", command, "99"], NOT_FOUND, &["99", "cv job list"]);
     }
+    refused(&cluster, &["view", "create", "/data"], USAGE, &["NAME"]);
+    refused(&cluster, &["view", "create", "/data", "v", "--at", "noon"], USAGE, &["now"]);
+    refused(&cluster, &["view", "create", "/none", "v"], NOT_FOUND, &["/none"]);
+    refused(&cluster, &["view", "create", "/data", "a@b"], USAGE, &["a@b"]);
+    for command in ["describe", "delete"] {
+        refused(&cluster, &["view", command, "none"], NOT_FOUND, &["none", "cv view list"]);
+    }
+    refused(&cluster, &["view", "import", "/nonexistent.view", "v"], FAILED, &["/nonexistent.view"]);
+    refused(&cluster, &["view", "mount", "v", "--mount-point", place], FAILED, &["--mount-point"]);
+    refused(&cluster, &["view", "mount", "a/b", "/mnt"], USAGE, &["a/b"]);
+    refused(&cluster, &["view", "umount", "/nonexistent/view"], FAILED, &["no view is mounted"]);
     refused(&cluster, &["refresh", "/none"], NOT_FOUND, &["none is not there"]);
     refused(&cluster, &["umount", "/none"], NOT_FOUND, &["/none"]);
     refused(&cluster, &["gen-images", "/tmp/never", "--mean-size", "10B"], USAGE, &["--mean-size"]);

@@ -97,5 +97,8 @@ mod supervisor;
 mod top;
 mod trace;
 mod trees;
+mod views;
+mod views_faults;
+mod views_fs_mode;
 mod waiting;
 mod why;

@@ -107,6 +107,12 @@ impl S3 {
         self.change("POST", &format!("list-profile?bucket={bucket}"), &profile.to_string());
     }
 
+    /// Has a bucket keep versions of objects that are replaced or deleted.
+    #[track_caller]
+    pub fn keep_versions(&self, bucket: &str) {
+        self.change("POST", &format!("versions?bucket={bucket}&keep=true"), "");
+    }
+
     /// What the store has counted since its start or the last reset, as its admin port gives it.
     #[track_caller]
     pub fn stats(&self) -> Value {

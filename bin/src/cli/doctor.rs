@@ -125,6 +125,10 @@ impl DoctorArgs {
             let mount_point = move || vec![MountPoint::look(&path).judge(&path)];
             looks.push(async move { aside(&what, mount_point).await }.boxed_local());
         }
+        for path in host::mounted_views() {
+            let what = format!("the view at {}", path.display());
+            looks.push(async move { aside(&what, move || vec![host::look_at_view(&path)]).await }.boxed_local());
+        }
         let (of, asked) = (config.clone(), self.role.clone());
         looks.push(aside("the certificates", move || certificates::look(&of, &asked)).boxed_local());
         if !self.offline {

@@ -9,7 +9,7 @@ mod mode;
 mod names;
 mod put;
 mod rules;
-mod target;
+pub(super) mod target;
 mod walk;
 mod xattr;
 

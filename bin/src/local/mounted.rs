@@ -59,6 +59,7 @@ mod tests {
             device: "0:1".to_owned(),
             path: path.into(),
             filesystem: filesystem.to_owned(),
+            source: PathBuf::new(),
             owner: None,
         };
         let table = [mount("/", "ext4"), mount("/x", "fuse.cv"), mount("/x", "ext4"), mount("/y", "fuse.cv")];

@@ -1,5 +1,7 @@
 //! Failed operations: the errno for the caller, and one log line for whoever wants to know why.
 
+use std::fmt::Display;
+
 use cavern_client::ClientError;
 use cavern_conf::process::LogLimit;
 use tracing::warn;
@@ -19,11 +21,16 @@ impl Failures {
             libc::ENOSYS => libc::EOPNOTSUPP,
             errno => errno,
         };
-        if matches!(errno, libc::EIO | libc::EACCES)
-            && let Some(suppressed) = self.0.admit(errno)
-        {
-            warn!(operation, errno, suppressed, "{error}");
+        if matches!(errno, libc::EIO | libc::EACCES) {
+            self.log(operation, errno, error);
         }
         reply.error(errno);
+    }
+
+    /// Logs what is answered with an errno.
+    pub fn log(&self, operation: &str, errno: i32, cause: &dyn Display) {
+        if let Some(suppressed) = self.0.admit(errno) {
+            warn!(operation, errno, suppressed, "{cause}");
+        }
     }
 }

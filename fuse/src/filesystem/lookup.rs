@@ -152,9 +152,11 @@ impl Inner {
                 !node.is_strict()
             }
             Err(ClientError::NotFound(_)) => self.show_absence(parent, name, reply),
-            // Whoever wants to know why no master answers must find it.
-            Err(_) if self.is_virtual_directory(parent, name) => return self.show_virtual_directory(reply),
-            Err(error) => return self.failures.answer(reply, "lookup", &error),
+            Err(error) => match self.virtual_child(parent, name) {
+                // Whoever wants to know why no master answers must find it.
+                Some(entry) => return reply.entry(&entry),
+                None => return self.failures.answer(reply, "lookup", &error),
+            },
         };
         if is_kept {
             self.repeat_if_changed(changes, kernel_parent, name);
@@ -169,8 +171,8 @@ impl Inner {
 
     /// Answers that a name leads nowhere; whether the kernel keeps that.
     fn show_absence(&self, parent: u64, name: &[u8], reply: Reply) -> bool {
-        if self.is_virtual_directory(parent, name) {
-            self.show_virtual_directory(reply);
+        if let Some(entry) = self.virtual_child(parent, name) {
+            reply.entry(&entry);
             return false;
         }
         let absence = self.absence(parent, name);

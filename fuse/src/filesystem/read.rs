@@ -12,7 +12,7 @@ use crate::kernel::Reply;
 use crate::trace::Target;
 
 /// Reads of at most this size are begun by the event loop.
-const SMALL_BYTES: usize = 128 << 10;
+pub(super) const SMALL_BYTES: usize = 128 << 10;
 
 /// From this size on, bytes in a buffer are looked for before all else, so that they are not copied once more.
 const BUFFERED_BYTES: usize = 16 << 10;

@@ -1,9 +1,9 @@
-//! What a mount has of its own: the directory `.cv` in its root, which no listing shows, and in it the file `trace`,
-//! which tells what slow requests waited for.
+//! What a mount has of its own, in its root and in no listing: the directory `.views` (see [`ViewNode`]), and `.cv`,
+//! with the file `trace`, which tells what slow requests waited for.
 //!
-//! A name of the namespace goes first: `.cv` is found where a lookup finds nothing else, and the kernel keeps neither
-//! name. The text is made when the file is opened. Where the kernel opens files by itself (`fuse.no_open`) there is no
-//! such moment, and no `.cv`.
+//! A name of the namespace goes first: these are found where a lookup finds nothing else. The kernel keeps neither name
+//! of `.cv`. The text is made when the file is opened. Where the kernel opens files by itself (`fuse.no_open`) there is
+//! no such moment, and no `.cv`.
 
 use std::sync::Arc;
 
@@ -14,18 +14,20 @@ use super::attr_defaults::time;
 use super::directory::ReaddirKind;
 use super::export::Handle;
 use super::parts::Inner;
-use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
-use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{Delivery, DirectoryPage, Operation, READ_MAX, Reply};
+use super::views::{DIRECTORY_NAME as VIEWS_NAME, ViewNode};
+use super::virtual_entries::{VirtualEntry, list};
+use crate::kernel::abi::{Attr, AttrOut, EntryOut, FileLock, ROOT_NODE, fopen};
+use crate::kernel::{Caller, Delivery, LockRequest, Operation, READ_MAX, Reply};
 use crate::trace::Target;
 
 const DIRECTORY_NAME: &[u8] = b".cv";
 const TRACE_NAME: &[u8] = b"trace";
 
 /// Node ids that no inode has: those of files that are being written begin far below and never come so far.
-const FIRST_NODE: u64 = u64::MAX - 15;
-const DIRECTORY: u64 = FIRST_NODE;
-const TRACE: u64 = FIRST_NODE + 1;
+const FIRST_NODE: u64 = 1 << 63;
+/// Behind all that views have.
+const DIRECTORY: u64 = u64::MAX - 15;
+const TRACE: u64 = DIRECTORY + 1;
 
 /// Directories above one another that are named at most.
 const DEPTH_MAX: usize = 4096;
@@ -36,19 +38,29 @@ pub(super) fn is_virtual(kernel_node: u64) -> bool {
 }
 
 impl Inner {
-    /// Whether a name that the namespace does not have is that of the directory.
-    pub(super) fn is_virtual_directory(&self, parent: u64, name: &[u8]) -> bool {
-        name == DIRECTORY_NAME && parent == self.root.to_namespace(ROOT_NODE) && !self.files.has_no_open()
-    }
-
-    /// Answers a lookup with the directory.
-    pub(super) fn show_virtual_directory(&self, reply: Reply) {
-        reply.entry(&self.virtual_entry(DIRECTORY));
+    /// What a name that the namespace does not have leads to, if it is one of these.
+    pub(super) fn virtual_child(&self, parent: u64, name: &[u8]) -> Option<EntryOut> {
+        match name {
+            _ if parent != self.root.to_namespace(ROOT_NODE) => None,
+            DIRECTORY_NAME if !self.files.has_no_open() => Some(self.virtual_entry(DIRECTORY)),
+            VIEWS_NAME => Some(self.views_entry()),
+            _ => None,
+        }
     }
 
     /// Answers whatever is asked of one of these nodes. Nothing is answered with `ENOSYS`, after which the kernel would
     /// not ask for other files either.
-    pub(super) fn serve_virtual(self: &Arc<Self>, node: u64, operation: Operation<'_>, reply: Reply) {
+    pub(super) fn serve_virtual(
+        self: &Arc<Self>,
+        node: u64,
+        caller: Caller,
+        operation: Operation<'_>,
+        reply: Reply,
+        payload: &mut [u8],
+    ) {
+        if node < DIRECTORY {
+            return self.serve_view(ViewNode::of(node), caller, operation, reply, payload);
+        }
         match operation {
             Operation::Lookup { name } if node == DIRECTORY => match (name, Handle::of_name(name)) {
                 (TRACE_NAME, _) => reply.entry(&self.virtual_entry(TRACE)),
@@ -58,12 +70,9 @@ impl Inner {
             Operation::Lookup { .. } => reply.error(libc::ENOTDIR),
             Operation::Getattr => reply.attr(&self.virtual_attributes(node)),
             Operation::Statx => reply.statx(&self.virtual_attributes(node), None),
-            Operation::Access { mask } if mask & libc::W_OK as u32 != 0 => reply.error(libc::EROFS),
             Operation::Access { mask } if mask & libc::X_OK as u32 != 0 && node != DIRECTORY => {
                 reply.error(libc::EACCES);
             }
-            Operation::Access { .. } | Operation::Releasedir { .. } => reply.done(),
-            Operation::Flush { .. } | Operation::Fsync { .. } | Operation::Fsyncdir => reply.done(),
             Operation::Open { flags } if node == TRACE => self.open_trace(flags.cast_signed(), reply),
             Operation::Open { .. } => reply.error(libc::EISDIR),
             Operation::Read { fh, offset, size, .. } => self.read_trace(fh, offset, size, reply),
@@ -76,13 +85,30 @@ impl Inner {
                 let _ = reply.opened(0, 0);
             }
             Operation::Opendir => reply.error(libc::ENOTDIR),
-            Operation::Readdir { offset, size, .. } => list(offset, size, ReaddirKind::Names, reply),
-            Operation::Readdirplus { offset, size, .. } => list(offset, size, ReaddirKind::Entries, reply),
+            Operation::Readdir { offset, size, .. } => list(own_entries(), offset, size, ReaddirKind::Names, reply),
+            Operation::Readdirplus { offset, size, .. } => {
+                list(own_entries(), offset, size, ReaddirKind::Entries, reply);
+            }
+            operation => self.serve_unchangeable(operation, reply),
+        }
+    }
+
+    /// Answers what is the same for all of these.
+    pub(super) fn serve_unchangeable(self: &Arc<Self>, operation: Operation<'_>, reply: Reply) {
+        match operation {
+            Operation::Access { mask } if mask & libc::W_OK as u32 != 0 => reply.error(libc::EROFS),
+            Operation::Access { .. } | Operation::Release { .. } | Operation::Releasedir { .. } => reply.done(),
+            Operation::Flush { .. } | Operation::Fsync { .. } | Operation::Fsyncdir => reply.done(),
             Operation::Statfs => self.statfs(ROOT_NODE, reply),
             Operation::Getxattr { .. } => reply.error(libc::ENODATA),
             Operation::Listxattr { size } => reply.xattr(&[], size),
             Operation::Readlink | Operation::Lseek { .. } => reply.error(libc::EINVAL),
-            Operation::Getlk(_) | Operation::Setlk { .. } => reply.error(libc::ENOLCK),
+            // Shared locks are in nobody's way.
+            Operation::Getlk(LockRequest { lock, .. }) => {
+                reply.lock(FileLock { kind: libc::F_UNLCK.cast_unsigned(), ..lock });
+            }
+            Operation::Setlk { request, .. } if request.lock.kind.cast_signed() != libc::F_WRLCK => reply.done(),
+            Operation::Setlk { .. } => reply.error(libc::ENOLCK),
             // The kernel copies by reading and writing then.
             Operation::CopyFileRange(_) => reply.error(libc::EXDEV),
             _ => reply.error(libc::EROFS),
@@ -173,21 +199,12 @@ impl Inner {
     }
 }
 
-/// Answers with the entries of the directory from `offset` on.
-fn list(offset: u64, size: u32, kind: ReaddirKind, reply: Reply) {
-    let entries =
-        [(&b"."[..], DIRECTORY, libc::S_IFDIR), (b"..", ROOT_NODE, libc::S_IFDIR), (TRACE_NAME, TRACE, libc::S_IFREG)];
-    let mut page = DirectoryPage::new(READ_MAX.min(size as usize));
-    for (place, (name, ino, mode)) in (1..).zip(entries).skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
-        let entry = DirectoryEntry { ino, next_offset: place, mode, name };
-        let added = match kind {
-            ReaddirKind::Names => page.add(entry),
-            // Without a node id: the kernel takes no reference.
-            ReaddirKind::Entries => page.add_plus(&EntryOut::default(), entry),
-        };
-        if added == Added::Full {
-            break;
-        }
-    }
-    reply.bytes(page.as_bytes());
+/// Those of `.cv`.
+fn own_entries() -> impl Iterator<Item = VirtualEntry<'static>> {
+    let entries = [
+        (1, &b"."[..], DIRECTORY, libc::S_IFDIR),
+        (2, b"..", ROOT_NODE, libc::S_IFDIR),
+        (3, TRACE_NAME, TRACE, libc::S_IFREG),
+    ];
+    entries.into_iter()
 }

@@ -71,8 +71,13 @@ fn names(node: &Node) -> Vec<u8> {
 
 /// Whether attributes of this name are kept: those of `system.` are the kernel's, and of them only access lists are
 /// ours, where it heeds them.
-fn is_kept(name: &[u8], posix_acl: bool) -> bool {
+pub(super) fn is_kept(name: &[u8], posix_acl: bool) -> bool {
     if is_acl(name) { posix_acl } else { has_kept_prefix(name) && !is_bare_prefix(name) }
+}
+
+/// Whether somebody finds a name in a list: as on other file systems, `trusted.` is for the privileged.
+pub(super) fn is_listed(name: &[u8], caller: Caller, posix_acl: bool) -> bool {
+    is_kept(name, posix_acl) && (caller.uid == 0 || !name.starts_with(b"trusted."))
 }
 
 /// What the flags of setxattr(2) ask for.
@@ -124,9 +129,7 @@ impl Inner {
             Some(_) => {
                 let posix_acl = this.features.posix_acl;
                 this.with_xattrs(node.inode, "listxattr", reply, move |xattrs, reply| {
-                    // As on other file systems, `trusted.` is for the privileged.
-                    let may_see = |name: &[u8]| caller.uid == 0 || !name.starts_with(b"trusted.");
-                    let is_shown = |xattr: &&Xattr| may_see(&xattr.name) && is_kept(&xattr.name, posix_acl);
+                    let is_shown = |xattr: &&Xattr| is_listed(&xattr.name, caller, posix_acl);
                     let names: Vec<u8> = xattrs
                         .iter()
                         .filter(is_shown)

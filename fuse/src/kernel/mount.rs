@@ -3,6 +3,7 @@
 //! A daemon that died leaves its mount behind, and every access to it fails with `ENOTCONN` ("Transport endpoint is not
 //! connected"). Such a leftover of ours is detached before a new mount is made in its place.
 
+mod below;
 mod helper;
 pub mod options;
 pub mod staged;
@@ -124,12 +125,14 @@ impl Mount {
         &self.path
     }
 
-    /// Unmounts unless the mount is in use. What others have mounted at its place stays.
+    /// Unmounts unless the mount is in use. What others have mounted at its place stays; views that are mounted below
+    /// are detached.
     pub fn unmount(&mut self) -> Unmounted {
         if !self.is_there() {
             self.mounted = false;
             return Unmounted::Yes;
         }
+        below::detach_views(&self.path);
         let result = match self.maker {
             MountedBy::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
             MountedBy::Helper => helper::unmount(&self.path, helper::Lazily::No),
@@ -149,6 +152,7 @@ impl Mount {
         if !std::mem::replace(&mut self.mounted, false) || !self.is_there() {
             return;
         }
+        below::detach_views(&self.path);
         let result = match self.maker {
             MountedBy::Root => {
                 let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;

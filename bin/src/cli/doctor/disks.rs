@@ -162,6 +162,12 @@ impl Disk {
             }
             Kind::Disk => return None,
             Kind::Memory if is_memory_tier => return None,
+            Kind::Overlay | Kind::Memory | Kind::Network("FUSE") if place.holds == Holds::Staged => {
+                let what = format!("{what} is on overlayfs or FUSE, or in memory");
+                let why = "the kernel mounts no views from there";
+                let todo = "choose a directory on a local disk, if views are to be mounted with `cv view mount`";
+                return Some(Finding::note(Check::Erofs, what, why, todo));
+            }
             _ if place.holds == Holds::Staged => return None,
             Kind::Network(kind) => (
                 format!("{what} is on {kind}"),

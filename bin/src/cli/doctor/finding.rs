@@ -39,6 +39,8 @@ pub enum Check {
     Passthrough,
     OpenFiles,
     MountPoint,
+    Erofs,
+    ViewMount,
     Directory,
     FileSystem,
     DiskShared,

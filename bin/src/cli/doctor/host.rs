@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 
 use cavern_conf::schema::{Choice, Client, Fuse};
 use cavern_fuse::kernel::READ_MAX;
 use cavern_fuse::kernel::channel::{Channel, DEVICE};
-use cavern_fuse::kernel::mount::table::mounts_at;
-use rustix::fs::Access;
+use cavern_fuse::kernel::mount::table::{MountEntry, VIEW_TYPE, mounts, mounts_at};
+use rustix::fs::{Access, Advice, fadvise};
 use rustix::io::Errno;
 use rustix::process::{Resource, geteuid, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -23,6 +23,12 @@ const SET_USER_ID: u32 = 0o4000;
 /// with the second.
 const OLDEST: (u32, u32) = (5, 4);
 const PASSTHROUGH: (u32, u32) = (6, 9);
+/// EROFS reads devices past their pages.
+const VIEWS: (u32, u32) = (6, 14);
+/// In the path of each image of a view.
+const IMAGES: &str = "/cavern-views-";
+/// Names of a view that are looked at for a file to read.
+const NAMES_MAX: usize = 1000;
 const PAGE_BYTES: u64 = 4096;
 /// With fewer, block files are opened again and again.
 const DESCRIPTORS_MIN: u64 = 16_384;
@@ -45,6 +51,8 @@ pub struct Host {
     request_pages: Option<u64>,
     /// Background requests that the kernel lets a mount of an ordinary user have.
     user_background: Option<u64>,
+    /// The kernel has EROFS, or a module with it.
+    erofs: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,10 +66,12 @@ impl Host {
     /// Looks. Needs no rights. *Blocking*.
     pub fn look() -> Self {
         let sets = capabilities(None);
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
         Self {
+            erofs: has_erofs(&release),
             is_root: geteuid().is_root(),
             is_admin: sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)),
-            release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            release,
             device: Channel::open_device().map(drop).map_err(|cause| Errno::from_io_error(&cause).unwrap_or(Errno::IO)),
             helper: helper(),
             user_allow_other: match fs::read_to_string("/etc/fuse.conf") {
@@ -83,7 +93,19 @@ impl Host {
         found.extend(self.judge_passthrough(fuse));
         found.extend(self.judge_limits(fuse));
         found.push(self.judge_descriptors(client));
+        found.push(self.judge_erofs());
         found
+    }
+
+    fn judge_erofs(&self) -> Finding {
+        let what = match (self.erofs, self.is_before(VIEWS)) {
+            (true, false) => return Finding::ok(Check::Erofs, "the kernel can mount views"),
+            (false, _) => "the kernel has no EROFS",
+            (true, true) => "the kernel reads devices of EROFS by way of their pages (Linux before 6.14)",
+        };
+        let why = "`cv view mount` mounts nothing here: views are below .views of the mount alone, by FUSE";
+        let todo = "`modprobe erofs`, or boot Linux 6.14 or later with CONFIG_EROFS_FS_BACKED_BY_FILE, for that";
+        Finding::note(Check::Erofs, what, why, todo)
     }
 
     fn judge_device(&self) -> Finding {
@@ -203,6 +225,61 @@ impl Host {
     }
 }
 
+fn has_erofs(release: &str) -> bool {
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let modules = format!("/lib/modules/{release}/modules.dep");
+    known.lines().any(|line| line.trim_start_matches("nodev").trim() == VIEW_TYPE)
+        || fs::read_to_string(modules).unwrap_or_default().contains("/erofs.ko")
+}
+
+/// Where the kernel has mounted views.
+pub fn mounted_views() -> Vec<PathBuf> {
+    let is_view = |entry: &MountEntry| {
+        entry.filesystem == VIEW_TYPE && entry.source.as_os_str().to_string_lossy().contains(IMAGES)
+    };
+    mounts().unwrap_or_default().into_iter().filter(is_view).map(|view| view.path).collect()
+}
+
+/// Whether a file of a view can be read. Waits for what serves it. *Blocking*.
+pub fn look_at_view(path: &Path) -> Finding {
+    judge_view(path, read_some_file(path))
+}
+
+fn judge_view(path: &Path, read: io::Result<()>) -> Finding {
+    let shown = path.display();
+    match read {
+        Ok(()) => Finding::ok(Check::ViewMount, format!("the view at {shown} can be read")),
+        Err(cause) => Finding::error(
+            Check::ViewMount,
+            format!("a file of the view at {shown} cannot be read: {cause}"),
+            "what serves its contents has ended since it was mounted, or cannot read them",
+            format!(
+                "see the log of `cv fuse`; was that started anew, `cv view umount {shown}` and mount the view again"
+            ),
+        ),
+    }
+}
+
+/// Reads a byte of the first file that is found, if there is one soon: not of what the kernel has in its pages.
+fn read_some_file(top: &Path) -> io::Result<()> {
+    let (mut waiting, mut left) = (vec![top.to_owned()], NAMES_MAX);
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(directory)?.take(left) {
+            left -= 1;
+            let entry = entry?;
+            let (metadata, path) = (entry.metadata()?, entry.path());
+            if metadata.is_dir() {
+                waiting.push(path);
+            } else if metadata.is_file() && metadata.len() > 0 {
+                let file = fs::File::open(path)?;
+                fadvise(&file, 0, None, Advice::DontNeed)?;
+                return file.read_exact_at(&mut [0], metadata.len() - 1);
+            }
+        }
+    }
+    Ok(())
+}
+
 fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -303,13 +380,14 @@ mod tests {
         Host {
             is_root: true,
             is_admin: true,
-            release: "6.12.3-arm64".to_owned(),
+            release: "6.14.3-arm64".to_owned(),
             device: Ok(()),
             helper: Helper::There,
             user_allow_other: Some(true),
             descriptors: 1 << 20,
             request_pages: Some(256),
             user_background: Some(1 << 12),
+            erofs: true,
         }
     }
 
@@ -319,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_a_host_lacks_is_named() {
-        use Check::{FuseAllowOther, FuseDevice, FuseHelper, FuseLimits, Kernel, OpenFiles, Passthrough};
+        use Check::{Erofs, FuseAllowOther, FuseDevice, FuseHelper, FuseLimits, Kernel, OpenFiles, Passthrough};
         use Level::{Error, Note, Warning};
 
         let (fuse, client) = (Fuse::default(), Client::default());
@@ -327,8 +405,11 @@ mod tests {
         assert_eq!(told(good()), []);
         assert_eq!(told(Host { device: Err(Errno::NOENT), ..good() }), [(Error, FuseDevice)]);
         assert_eq!(told(Host { device: Err(Errno::PERM), ..good() }), [(Error, FuseDevice)]);
-        assert_eq!(told(Host { release: "5.3.0".to_owned(), ..good() }), [(Error, Kernel), (Note, Passthrough)]);
-        assert_eq!(told(Host { release: "6.8.1".to_owned(), ..good() }), [(Note, Kernel), (Note, Passthrough)]);
+        let of = |release: &str| told(Host { release: release.to_owned(), ..good() });
+        assert_eq!(of("5.3.0"), [(Error, Kernel), (Note, Passthrough), (Note, Erofs)]);
+        assert_eq!(of("6.8.1"), [(Note, Kernel), (Note, Passthrough), (Note, Erofs)]);
+        assert_eq!(of("6.13.0"), [(Note, Erofs)]);
+        assert_eq!(told(Host { erofs: false, ..good() }), [(Note, Erofs)]);
         assert_eq!(told(Host { request_pages: Some(32), ..good() }), [(Warning, FuseLimits)]);
         // An ordinary user needs more of the host.
         assert_eq!(told(user()), [(Note, Passthrough)]);
@@ -344,6 +425,20 @@ mod tests {
         assert_eq!(wrong(&user().judge(&demanded, &client)), [(Warning, Passthrough)]);
         let few = Host { user_background: Some(100), descriptors: 1024, ..user() };
         assert_eq!(told(few), [(Note, Passthrough), (Note, FuseLimits), (Warning, OpenFiles)]);
+    }
+
+    #[test]
+    fn a_view_is_judged_by_a_file_of_it() {
+        let place = tempfile::tempdir().unwrap();
+        read_some_file(place.path()).unwrap();
+        fs::create_dir(place.path().join("deep")).unwrap();
+        fs::write(place.path().join("deep/file"), b"content").unwrap();
+        fs::write(place.path().join("empty"), b"").unwrap();
+        read_some_file(place.path()).unwrap();
+        assert!(read_some_file(&place.path().join("none")).is_err());
+        let judged = |read| wrong(&[judge_view(place.path(), read)]);
+        assert_eq!(judged(Ok(())), []);
+        assert_eq!(judged(Err(Errno::NOTCONN.into())), [(Level::Error, Check::ViewMount)]);
     }
 
     #[test]

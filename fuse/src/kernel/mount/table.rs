@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 pub(super) const FILESYSTEM_TYPE: &str = "fuse.cv";
 /// The part of it that is ours.
 pub(super) const FILESYSTEM_SUBTYPE: &str = "cv";
+/// That of the kernel's mounts of views.
+pub const VIEW_TYPE: &str = "erofs";
 
 /// One line of the table.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub struct MountEntry {
     pub device: String,
     pub path: PathBuf,
     pub filesystem: String,
+    /// What is mounted: of a view its image.
+    pub source: PathBuf,
     /// The user who has mounted it, as FUSE says.
     pub owner: Option<u32>,
 }
@@ -36,9 +40,10 @@ impl MountEntry {
         let path = unescape(fields.nth(1)?);
         let mut fields = after.split(' ');
         let filesystem = fields.next()?.to_owned();
-        let options = fields.nth(1).unwrap_or_default();
+        let source = unescape(fields.next().unwrap_or_default());
+        let options = fields.next().unwrap_or_default();
         let owner = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-        Some(Self { device, path, filesystem, owner })
+        Some(Self { device, path, filesystem, source, owner })
     }
 }
 
@@ -109,6 +114,7 @@ mod tests {
                 device: "0:52".to_owned(),
                 path: PathBuf::from("/mnt/my data"),
                 filesystem: "fuse.cv".to_owned(),
+                source: PathBuf::from("cavern"),
                 owner: Some(0),
             }
         );
@@ -121,6 +127,7 @@ mod tests {
             device: device.to_owned(),
             path: PathBuf::from("/mnt"),
             filesystem: filesystem.to_owned(),
+            source: PathBuf::new(),
             owner: None,
         };
         let (own, another) = (|| entry("0:52", FILESYSTEM_TYPE), || entry("0:53", FILESYSTEM_TYPE));
