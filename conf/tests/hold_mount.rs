@@ -18,8 +18,8 @@ use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Notes each start and each reload, and ends with the codes that files say. It starts no process, which would have the
-/// lock, too.
-const STAND_IN: &str = r#"#!/bin/sh
+/// lock, too. It reads for a moment only: a signal just before a read waits until that is over.
+const STAND_IN: &str = r#"#!/bin/bash
 cd "${0%/*}" || exit
 if [ "$2" = reload ]; then
     echo $$ >>reloads
@@ -29,7 +29,7 @@ exec 3<>fifo
 trap 'exit "$(cat end-code)"' TERM
 [ ! -e is-deaf ] || trap '' TERM
 echo $$ >>begun
-while :; do read -r _ <&3; done
+while :; do read -r -t 0.1 _ <&3; done
 "#;
 
 struct Host {
