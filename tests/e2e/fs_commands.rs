@@ -354,6 +354,10 @@ fn workers_are_listed_with_their_state_and_reports_with_their_mounts() {
 #[test]
 fn a_refresh_counts_what_it_changed() {
     let (cluster, _) = small_tree();
+    eventually("the mount has been indexed", PATIENCE, || {
+        let mount = cluster.cv(&["mount", "--json"]).json();
+        (mount[0]["status"]["indexed_entries"] == 8 && mount[0]["status"]["indexing"] == false).then_some(())
+    });
     let refresh = |arguments: &[&str]| {
         let report = cluster.cv(&[&["refresh", "--json"], arguments].concat()).json();
         ["directories", "entries", "added", "changed", "removed", "hidden"].map(|field| report[field].as_u64().unwrap())
