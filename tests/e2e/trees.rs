@@ -5,16 +5,18 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use cavern_tests::{COUNTED, Cluster, Moto, Options};
+use cavern_tests::{COUNTED, Cluster, Moto, Options, number};
 
-/// Images in the embedded store, and in that of moto, which answers a few hundred requests a second.
-/// `CV_TEST_MOTO_IMAGES` says another number for the latter.
-const IMAGES: usize = 20_000;
-const MOTO_IMAGES: usize = 2_000;
+/// Images in the embedded store, and in that of moto, which answers a few hundred requests a second; in folders of a
+/// thousand. `CAVERN_IMAGES` and `CV_TEST_MOTO_IMAGES` say other numbers.
+const IMAGES: u64 = 6000;
+const MOTO_IMAGES: u64 = 1200;
 
 #[test]
 fn a_tree_of_images_is_that_of_the_bucket_and_costs_no_head() {
-    let moto_images = std::env::var("CV_TEST_MOTO_IMAGES").map_or(MOTO_IMAGES, |count| count.parse().unwrap());
+    let of_environment = |name: &str, otherwise: u64| number(name, otherwise) as usize;
+    let image_count = of_environment("CAVERN_IMAGES", IMAGES);
+    let moto_images = of_environment("CV_TEST_MOTO_IMAGES", MOTO_IMAGES);
     let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let images = |count: usize| {
         let directory = cluster.directory().join(format!("images-{count}"));
@@ -22,14 +24,14 @@ fn a_tree_of_images_is_that_of_the_bucket_and_costs_no_head() {
         cluster.cv(&["gen-images", path, "--count", &count.to_string(), "--mean-size", "50KB"]);
         directory
     };
-    let source = images(IMAGES);
+    let source = images(image_count);
     let place = cluster.directory().to_str().unwrap();
     cluster.cv(&["local", "seed", source.to_str().unwrap(), "s3://images/train", "--dir", place]);
     cluster.mount("s3://images/train", "/embedded", &[]);
     cluster.s3.reset_stats();
-    assert_same(&source, &cluster.path("embedded"), IMAGES);
+    assert_same(&source, &cluster.path("embedded"), image_count);
     let counted = ["HEAD", "GET"].map(|kind| cluster.s3.requests(kind));
-    assert_eq!(counted, [0, IMAGES as u64], "HEAD and GET requests: {}", cluster.s3.stats());
+    assert_eq!(counted, [0, image_count as u64], "HEAD and GET requests: {}", cluster.s3.stats());
 
     let source = images(moto_images);
     let moto = Moto::serve("images", &source);

@@ -267,8 +267,14 @@ fn run_steps(steps: Vec<Step>) {
     assert_eq!(block_files(&dir).len() as u64, blocks, "one file per block");
 }
 
+/// Sequences of steps for a model, which take a second each: so many, or as `CAVERN_MODEL_CASES` says.
+pub(super) fn cases(usual: u32) -> ProptestConfig {
+    let cases = std::env::var("CAVERN_MODEL_CASES").map_or(usual, |cases| cases.parse().unwrap());
+    ProptestConfig { cases, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(cases(9))]
     #[test]
     fn behaves_like_its_model(steps in prop::collection::vec(step(), 1..40)) {
         run_steps(steps);

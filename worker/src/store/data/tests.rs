@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::Stores;
 use crate::store::directory::DataName;
-use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used, with_keys, wrapping};
+use crate::store::tests::{MIB, block_files, cases, copy_tree, fill, find, id, open_store, used, with_keys, wrapping};
 
 /// Two whole chunks and a short one.
 const LENGTH: u32 = 2 * CHUNK_BYTES + 5008;
@@ -204,7 +204,7 @@ fn run_steps(steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    #![proptest_config(cases(12))]
     #[test]
     fn behaves_like_its_model(steps in prop::collection::vec(step(), 1..50)) {
         run_steps(steps);
