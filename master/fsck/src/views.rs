@@ -62,7 +62,12 @@ impl Run<'_> {
         let read = self.read(move |tables| {
             let mut kept = Vec::new();
             for (inode, index) in places {
-                kept.extend(tables.kept_blocks(inode)?.into_iter().filter(|(block, _)| block.index == index));
+                for row in tables.kept_blocks(inode) {
+                    let (block, record) = row?;
+                    if block.index == index {
+                        kept.push((block, record));
+                    }
+                }
             }
             Ok(kept)
         });
