@@ -62,12 +62,9 @@ impl Run<'_> {
         let read = self.read(move |tables| {
             let mut kept = Vec::new();
             for (inode, index) in places {
-                for row in tables.kept_blocks(inode) {
-                    let (block, record) = row?;
-                    if block.index == index {
-                        kept.push((block, record));
-                    }
-                }
+                let is_there = |(block, _): &(Stray, KeptRecord)| block.index == index;
+                let rows = tables.kept_blocks(inode).filter(|row| row.as_ref().map_or(true, is_there));
+                kept.extend(rows.collect::<Result<Vec<_>, _>>()?);
             }
             Ok(kept)
         });
