@@ -237,6 +237,31 @@ async fn what_no_view_has_any_more_is_written_to_in_its_place_by_whoever_hears_o
     bench.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_does_not_write_since_a_view_has_the_block_goes_to_another_one() {
+    let mut expected = content(6, BYTES as usize);
+    let mut bench = Fixture::new("frozen-refused", &expected).await;
+    bench.file.write(10, vec![1; 20].into(), None).await.unwrap();
+    expected[10..30].fill(1);
+    bench.check_committed(&expected).await;
+    // All have heard of a view but this client.
+    bench.latest += 1;
+    bench.master.freeze(bench.latest);
+    bench.master.all_settled();
+    bench.worker.freeze(bench.latest);
+    bench.frozen = bench.worker.data();
+    let writer = bench.file.clone();
+    let writing = tokio::spawn(async move { writer.write(20, vec![2; 20].into(), None).await });
+    support::until("it was refused", || bench.worker.count("Refused") > 0).await;
+    bench.master.settled_by(bench.master.announce_mounts()).await;
+    writing.await.unwrap().unwrap();
+    expected[20..40].fill(2);
+    bench.check(&expected).await;
+    bench.check_committed(&expected).await;
+    assert_eq!(bench.master.layout(bench.inode).1[0].workers, [1], "the replica is as good as it was");
+    bench.end().await;
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Write { at: u64, length: usize },

@@ -268,8 +268,8 @@ impl FsFile {
         Ok(made)
     }
 
-    /// Whether an open block has room for bytes, and may be written to without asking its workers. Those know what views
-    /// have frozen; so does this client as long as its lease lives.
+    /// Whether an open block has room for bytes, and may be written to without asking its workers. They know what views
+    /// have frozen, and so does this client as long as its lease lives.
     fn may_write_to(&self, open: &OpenBlock, bytes: &Range<u32>) -> bool {
         open.has_room(bytes) && (self.kept.is_watched() || open.file().is_none())
     }
