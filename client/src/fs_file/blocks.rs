@@ -264,6 +264,11 @@ impl FsFile {
         made.since = since;
         Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
+        // Others find it before they may make another in its place, or it is not the file's.
+        let _in_place = self.turns.in_place.read().await;
+        if known.is_none() && self.is_frozen(made.generation) {
+            return Err(held());
+        }
         self.use_known(|now| now.take_in(index, known.as_ref(), &made, &failed)).await?;
         Ok(made)
     }
