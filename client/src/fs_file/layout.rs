@@ -511,6 +511,8 @@ impl Layout {
         // The master may have answered before it was told what is frozen.
         fresh.makes_from(self.next_generation());
         let is_cut = fresh.generation() != self.generation();
+        // One of a record is of a process whose session goes on, as far as anybody knows.
+        let has_heard_all = history == EventHistory::Complete || self.version() == 0;
         let Uncommitted { made, written, changed, grow_to } = std::mem::take(&mut self.uncommitted);
         for index in made.union(&written).copied() {
             let Some(own) = self.blocks.get(&index) else { continue };
@@ -541,8 +543,9 @@ impl Layout {
                     *known = own;
                     fresh.uncommitted.made.insert(index);
                 }
-                // Another client's has taken the place of one that a view has, and began with what was written to that.
-                Some(known) if !is_made && !is_cut && known.generation > own.generation => continue,
+                // Another client's has taken the place of one that a view has, and began with what was written to that,
+                // unless this one was cut off, and has not heard of the view in time.
+                Some(known) if !is_made && !is_cut && has_heard_all && known.generation > own.generation => continue,
                 None if is_taken && own.replaces.is_none() => {
                     fresh.blocks.insert(index, own.clone());
                     fresh.uncommitted.made.insert(index);
@@ -813,12 +816,14 @@ mod tests {
         // What was written to a frozen block is in the one that another client has made of it.
         let mut written = at(&[1, 2], &[]);
         written.wrote(0, 15, 1);
-        let mut cut = written.clone();
+        let (mut cut, mut cut_off) = (written.clone(), written.clone());
         assert!(written.rebase(known(5, &[1, 2], &[]), EventHistory::Complete).is_empty());
         assert_eq!((written.size(), written.begin_commit().unwrap().grow_to), (15, 15));
         let others = Extent { generation: 5, workers: vec![1], ..Extent::default() };
         let others = Layout::new(&attr(10, 3, 4), vec![others], None);
         assert_eq!(cut.rebase(others, EventHistory::Complete), [0], "the file was cut before");
+        let others = known(5, &[1, 2], &[]);
+        assert_eq!(cut_off.rebase(others, EventHistory::MayHaveGaps), [0], "it may have been written to later");
     }
 
     #[tokio::test]
