@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 use super::MakingProgress;
 use crate::error::WorkError;
 
-/// Names of a page at most, blocks of their files from which on it gets no more, and pages that are read before they are
-/// written.
+/// Names of a page at most, blocks of their files from which on it gets no more, and pages that are read before they
+/// are written.
 const PAGE_NAMES: usize = 1024;
 const PAGE_BLOCKS: usize = 1 << 18;
 pub(super) const PAGES_AHEAD: usize = 4;
