@@ -31,7 +31,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// Whose the file of a block on this host must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LocalBlock {
+pub(crate) enum TrustedFile {
     /// Of a version of an object, which is the same in all of them. It has its end where it should.
     OfObject,
     /// Of a block of an fs-mode file that a view has, if it is this one. Behind its end are zeros.
@@ -121,15 +121,15 @@ impl Files {
 
     /// All bytes of a span of a block, without waiting: from its file on this host, as far as that is in the page
     /// cache, or from buffers.
-    pub(crate) fn read_block_now(&self, key: BufferKey, span: &Span, local: LocalBlock, buffer: &mut [u8]) -> bool {
+    pub(crate) fn read_block_now(&self, key: BufferKey, span: &Span, local: TrustedFile, buffer: &mut [u8]) -> bool {
         let core = &self.core;
         let known = core.descriptors.get(&key.block).filter(|known| match local {
-            LocalBlock::OfObject => known.contains_all(span.chunks()),
-            LocalBlock::Frozen(file) => file.is_some_and(|file| known.is(&file)),
+            TrustedFile::OfObject => known.contains_all(span.chunks()),
+            TrustedFile::Frozen(file) => file.is_some_and(|file| known.is(&file)),
         });
         if let Some(known) = known {
             known.used.touch();
-            let past_end = if local == LocalBlock::OfObject { PastEnd::Missing } else { PastEnd::Zeros };
+            let past_end = if local == TrustedFile::OfObject { PastEnd::Missing } else { PastEnd::Zeros };
             let is_read = read_now(known.as_fd(), u64::from(span.bytes.start), buffer, past_end);
             if is_read {
                 core.stats.read_by_descriptor(buffer.len());

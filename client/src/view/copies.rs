@@ -3,8 +3,8 @@
 //!
 //! They are in a directory of this user alone, below `client.staging_directory`, by cluster. That must not be one where
 //! everybody can put another directory in the place of it. A copy gets its name when it is on disk and has been
-//! compared with its hash, and is believed from then on. Whoever shows a view holds a shared lock (flock) of its file: a
-//! copy goes when its view is gone and nobody has one.
+//! compared with its hash, and is believed from then on. Whoever shows a view holds a shared lock (flock) of its file:
+//! a copy goes when its view is gone and nobody has one.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};

@@ -1,5 +1,5 @@
-//! The file of an image, as it is read: by event loops as far as it is in memory of the kernel, else by threads that may
-//! wait for a disk.
+//! The file of an image, as it is read: by event loops as far as it is in memory of the kernel, else by threads that
+//! may wait for a disk.
 
 use std::fs::File;
 use std::io;

@@ -16,7 +16,7 @@ use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
 use crate::read::span::{Span, spans};
-use crate::read::{BufferKey, EAGER_BYTES, LocalBlock, OpenFile};
+use crate::read::{BufferKey, EAGER_BYTES, OpenFile, TrustedFile};
 
 /// Consecutive bytes of a file that are in one place, and in one block.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Devices {
                 let key = self.block_key(run, *generation, span.index);
                 let file = self.parts.opened.get(&(self.view.id, key.block));
                 return self.is_frozen(run, *generation)
-                    && files.read_block_now(key, span, LocalBlock::Frozen(file), buffer);
+                    && files.read_block_now(key, span, TrustedFile::Frozen(file), buffer);
             }
             FilePart::Object(at) => *at,
         };
@@ -87,7 +87,7 @@ impl Devices {
         let (Some(content), Some(span)) = (content, spans(bytes, block_size, u64::MAX).next()) else { return false };
         let block = BlockId { content, index: span.index };
         let key = BufferKey { block, version: 0, length: block_length(length, block_size, span.index) };
-        span.length() == wanted && files.read_block_now(key, &span, LocalBlock::OfObject, buffer)
+        span.length() == wanted && files.read_block_now(key, &span, TrustedFile::OfObject, buffer)
     }
 
     /// Fills a buffer with a part.

@@ -12,8 +12,8 @@ use super::table::{MountEntry, VIEW_TYPE, mounts};
 /// How long that may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Detaches the views that are mounted below a mount point, so that it can be unmounted; whether there was one. Files of
-/// them that are open can be read for as long as their devices. Needs root: for others it does nothing. *Blocks* for
+/// Detaches the views that are mounted below a mount point, so that it can be unmounted; whether there was one. Files
+/// of them that are open can be read for as long as their devices. Needs root: for others it does nothing. *Blocks* for
 /// five seconds at most: the way to where they are leads through the mount, which is to be served meanwhile.
 pub fn detach_views(mount_point: &Path) -> bool {
     let views = views_below(&mounts().unwrap_or_default(), mount_point);
