@@ -53,8 +53,11 @@ pub enum ClientError {
     /// There is no live worker that could hold a new block.
     #[error("no live worker has room for a new block; `cv node list` shows the workers")]
     NoWorkers,
-    /// A block of a file gets another replica, and is not written to until that has been made.
-    #[error("block {index} of inode {inode} is being copied to another worker")]
+    /// A block of a file is not written to for now: until another replica of it has been made, or all clients have
+    /// heard that a view has it.
+    #[error(
+        "block {index} of inode {inode} is being copied to another worker, or a view is being made of it: try again"
+    )]
     BlockHeld { inode: u64, index: u32 },
     /// All workers that have a block are lost.
     #[error(
@@ -169,6 +172,12 @@ impl ClientError {
             }
             _ => false,
         }
+    }
+
+    /// Whether a worker says that a view has the block that was to be changed. This client has not heard of that: its
+    /// lease may have ended.
+    pub(crate) fn is_frozen(&self) -> bool {
+        matches!(self, Self::Net(NetError::WorkerStatus { status: DataStatus::Frozen, .. }))
     }
 
     /// Whether no answer came from any master, so that what is cached may be served instead.

@@ -38,12 +38,16 @@ pub struct MountView {
 struct Frozen {
     up_to_inode: AtomicU64,
     below_generation: AtomicU32,
+    /// As the last but one when all clients go by that, and when this one does; less before.
+    settled_below: AtomicU32,
+    settled_here_below: AtomicU32,
 }
 
 impl Frozen {
     /// Takes them off a mount of the table.
     fn take(&self, mount: &mut Mount) {
         let (below, inodes) = (std::mem::take(&mut mount.frozen_below), std::mem::take(&mut mount.frozen_inodes));
+        self.settled_below.store(std::mem::take(&mut mount.settled_below), Ordering::Release);
         self.up_to_inode.store(inodes, Ordering::Release);
         self.below_generation.store(below, Ordering::Release);
     }
@@ -171,6 +175,18 @@ impl MountView {
     /// The generation below which blocks are frozen, as of the last table; 0 without views.
     pub(crate) fn frozen_below(&self) -> u32 {
         self.frozen.below_generation.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody writes to what is frozen any more, this client included: others may take its place.
+    pub(crate) fn is_settled(&self) -> bool {
+        let below = self.frozen_below();
+        let Frozen { settled_below, settled_here_below, .. } = &self.frozen;
+        [settled_below, settled_here_below].into_iter().all(|settled| settled.load(Ordering::Acquire) >= below)
+    }
+
+    /// This client writes to no block that was frozen when `frozen_below` was this.
+    pub(crate) fn settle_here(&self, below: u32) {
+        self.frozen.settled_here_below.store(below, Ordering::Release);
     }
 
     /// Whether the bucket is the truth, and is written to by way of the mount.

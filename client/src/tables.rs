@@ -3,7 +3,8 @@
 //! wants to know how full they are has their table renewed.
 //!
 //! A mount table is in force at once, and says what views have frozen. It is *settled* when nothing is written any more
-//! that was begun with an earlier one: the master is told ([`Tables::settled`]).
+//! that was begun with an earlier one: the master is told ([`Tables::settled`]). When all clients have told it, another
+//! table says so, and frozen blocks are replaced ([`MountView::is_settled`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,14 +189,18 @@ impl Tables {
         loop {
             let mounts = self.mounts();
             if mounts.epoch() != self.settled() {
-                let has_grown = |mount: &&Arc<MountView>| {
-                    let below = mount.frozen_below();
-                    frozen.insert(mount.id(), below).unwrap_or_default() < below
-                };
-                let grown: Vec<Arc<MountView>> = mounts.iter().filter(has_grown).cloned().collect();
+                let now: Vec<(Arc<MountView>, u32)> =
+                    mounts.iter().map(|mount| (mount.clone(), mount.frozen_below())).collect();
+                let before = |mount: &MountView| frozen.get(&mount.id()).copied().unwrap_or_default();
+                let grown = now.iter().filter(|(mount, below)| before(mount) < *below);
+                let grown: Vec<Arc<MountView>> = grown.map(|(mount, _)| mount.clone()).collect();
                 if let Some(settle) = self.settle.get().filter(|_| !grown.is_empty()) {
                     settle(grown).await;
                 }
+                for (mount, below) in &now {
+                    mount.settle_here(*below);
+                }
+                frozen = now.iter().map(|(mount, below)| (mount.id(), *below)).collect();
                 self.settled.send_replace(mounts.epoch());
             }
             self.replaced.notified().await;

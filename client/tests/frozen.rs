@@ -54,15 +54,26 @@ impl Fixture {
         let (attr, extents) = self.master.layout(self.inode);
         let generations = extents.iter().map(|extent| extent.generation).chain([attr.generation, self.latest]);
         self.latest = generations.max().unwrap() + 1;
-        let epoch = self.master.freeze(self.latest);
-        self.master.settled_by(epoch).await;
+        self.master.freeze(self.latest);
+        self.master.settled_by(self.master.announce_mounts()).await;
         self.frozen = self.worker.data();
+    }
+
+    /// And all clients go by that.
+    async fn freeze_and_settle(&mut self) {
+        self.freeze().await;
+        self.settle().await;
+    }
+
+    async fn settle(&self) {
+        self.master.all_settled();
+        self.master.settled_by(self.master.announce_mounts()).await;
     }
 
     /// There are no views any more.
     async fn thaw(&mut self) {
-        let epoch = self.master.freeze(0);
-        self.master.settled_by(epoch).await;
+        self.master.freeze(0);
+        self.master.settled_by(self.master.announce_mounts()).await;
         self.frozen.clear();
     }
 
@@ -120,7 +131,7 @@ async fn a_write_to_a_frozen_block_makes_another_which_the_master_knows_before_t
     expected[10..30].fill(1);
     bench.check(&expected).await;
     assert_eq!(bench.worker.data().len(), 3, "in its place");
-    bench.freeze().await;
+    bench.freeze_and_settle().await;
     assert!(bench.master.mutations(|mutations| !mutations.committed.is_empty()), "what was written before is known");
 
     bench.file.write(40, vec![2; 20].into(), None).await.unwrap();
@@ -136,7 +147,7 @@ async fn a_write_to_a_frozen_block_makes_another_which_the_master_knows_before_t
     bench.check_committed(&expected).await;
 
     // Another view, of what has been made since.
-    bench.freeze().await;
+    bench.freeze_and_settle().await;
     bench.file.write(0, vec![4; 5].into(), None).await.unwrap();
     expected[..5].fill(4);
     bench.check(&expected).await;
@@ -167,11 +178,87 @@ async fn a_client_goes_by_a_mount_table_when_what_it_has_begun_is_done() {
     support::until("it is on its way", || bench.worker.count("Write") > before).await;
     bench.freeze().await;
     assert!(bench.frozen[&(bench.inode, 1, 0)][20..30] == [2; 10], "it was waited for");
+    bench.settle().await;
     expected[20..30].fill(2);
     bench.worker.set_mood(Mood::Well);
     writing.await.unwrap().unwrap();
     bench.check(&expected).await;
     bench.check_committed(&expected).await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_would_change_what_is_frozen_waits_until_all_clients_have_heard_of_it() {
+    let mut expected = content(4, BYTES as usize);
+    let mut bench = Fixture::new("frozen-waits", &expected).await;
+    bench.master.settled_by(1).await;
+    bench.freeze().await;
+    // One block that a view has, and one that another client may be making.
+    let spans = [(10, 1u8), (3 * BLOCK, 2)];
+    let writing = spans.map(|(at, value)| {
+        let writer = bench.file.clone();
+        tokio::spawn(async move { writer.write(at, vec![value; 10].into(), None).await })
+    });
+    let before = bench.worker.data();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(writing.iter().all(|writing| !writing.is_finished()) && bench.worker.data() == before);
+    bench.settle().await;
+    for (writing, (at, value)) in writing.into_iter().zip(spans) {
+        writing.await.unwrap().unwrap();
+        expected.resize(expected.len().max(at as usize + 10), 0);
+        expected[at as usize..][..10].fill(value);
+    }
+    bench.check(&expected).await;
+    bench.check_committed(&expected).await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_view_has_any_more_is_written_to_in_its_place_by_whoever_hears_of_that_late() {
+    let mut expected = content(5, BYTES as usize);
+    let mut bench = Fixture::new("frozen-thawed", &expected).await;
+    bench.freeze_and_settle().await;
+    // What is answered for, and not committed, when a replacement is refused.
+    bench.file.write(4 * BLOCK, vec![1; 10].into(), None).await.unwrap();
+    expected.resize(4 * BLOCK as usize + 10, 0);
+    expected[4 * BLOCK as usize..].fill(1);
+    let before = bench.worker.count("Copied");
+    bench.master.freeze(0);
+    bench.frozen.clear();
+    let writer = bench.file.clone();
+    let writing = tokio::spawn(async move { writer.write(7, vec![2; 10].into(), None).await });
+    support::until("it was refused", || bench.worker.count("Copied") > before).await;
+    bench.thaw().await;
+    writing.await.unwrap().unwrap();
+    expected[7..17].fill(2);
+    bench.check(&expected).await;
+    bench.check_committed(&expected).await;
+    assert_eq!(bench.master.layout(bench.inode).1[0].generation, 1);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_worker_does_not_write_since_a_view_has_the_block_goes_to_another_one() {
+    let mut expected = content(6, BYTES as usize);
+    let mut bench = Fixture::new("frozen-refused", &expected).await;
+    bench.file.write(10, vec![1; 20].into(), None).await.unwrap();
+    expected[10..30].fill(1);
+    bench.check_committed(&expected).await;
+    // All have heard of a view but this client.
+    bench.latest += 1;
+    bench.master.freeze(bench.latest);
+    bench.master.all_settled();
+    bench.worker.freeze(bench.latest);
+    bench.frozen = bench.worker.data();
+    let writer = bench.file.clone();
+    let writing = tokio::spawn(async move { writer.write(20, vec![2; 20].into(), None).await });
+    support::until("it was refused", || bench.worker.count("Refused") > 0).await;
+    bench.master.settled_by(bench.master.announce_mounts()).await;
+    writing.await.unwrap().unwrap();
+    expected[20..40].fill(2);
+    bench.check(&expected).await;
+    bench.check_committed(&expected).await;
+    assert_eq!(bench.master.layout(bench.inode).1[0].workers, [1], "the replica is as good as it was");
     bench.end().await;
 }
 
@@ -218,7 +305,7 @@ async fn take(steps: Vec<Step>) {
                 expected.resize(size as usize, 0);
             }
             Step::Flush => bench.check_committed(&expected).await,
-            Step::Freeze => bench.freeze().await,
+            Step::Freeze => bench.freeze_and_settle().await,
             Step::Thaw => bench.thaw().await,
         }
         bench.check(&expected).await;

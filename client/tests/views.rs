@@ -69,6 +69,13 @@ impl Cluster {
         self.master.freeze(8);
     }
 
+    /// Views have all blocks of earlier generations than this, as the client knows.
+    async fn freeze(&self, below: u32) {
+        self.master.freeze(below);
+        let epoch = self.master.announce_mounts();
+        self.master.settled_by(epoch).await;
+    }
+
     async fn client(&self) -> Arc<Client> {
         connect(&self.config).await
     }
@@ -326,16 +333,14 @@ async fn blocks_that_nobody_has_frozen_any_more_are_read_of_no_view() {
         }
         assert_eq!(cluster.master.views.count("LocateBlocks"), 1);
         // Another view has frozen less: who is not sure asks.
-        let epoch = cluster.master.freeze(7);
-        cluster.master.settled_by(epoch).await;
+        cluster.freeze(7).await;
         let mut buffer = vec![0; MIB];
         assert!(!open.read_device_now(1, 0, &mut buffer));
         assert!(read(&open, 1, 0..MIB).await.unwrap() == bytes, "{name}");
         assert_eq!(cluster.master.views.count("LocateBlocks"), 2);
         // The view is gone, and the block is written to.
         cluster.master.views.remove(3);
-        let epoch = cluster.master.freeze(0);
-        cluster.master.settled_by(epoch).await;
+        cluster.freeze(0).await;
         cluster.workers[0].put_data((77, 7, 0), after);
         for range in [0..MIB, 5000..6000] {
             assert!(read(&open, 1, range).await.is_err(), "{name}");

@@ -215,6 +215,15 @@ impl Mounts {
         Some(MountAccess { access, bytes_per_second, ufs: ufs.clone().ok() })
     }
 
+    /// Whether views have a block of an fs-mode file, and every client that may be heard of has said that it writes to
+    /// no such block.
+    pub fn is_frozen(&self, mount_id: u32, inode: u64, generation: u32) -> bool {
+        self.known(mount_id).is_some_and(|known| {
+            let Mount { frozen_below, frozen_inodes, settled_below, .. } = &known.mount;
+            settled_below >= frozen_below && generation < *frozen_below && inode <= *frozen_inodes
+        })
+    }
+
     /// Fetches the table as the master has it from now on. Those who come while one is fetched share the next. Returns
     /// within seconds also where no master can be asked: the table is the former one then.
     pub async fn renew(&self) {
@@ -324,5 +333,18 @@ pub(crate) mod tests {
         assert!(mounts.ufs(3).await.unwrap_err().message.contains("a moment ago"));
         assert_eq!((mounts.ttl_seconds(1), mounts.ttl_seconds(9)), (Some(2), None));
         assert!(mounts.refresh_to(3).await.is_ok() && mounts.refresh_to(4).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn what_views_have_is_frozen_when_all_clients_have_settled() {
+        let mounts = mounts();
+        for (settled_below, is_frozen) in [(0, false), (5, true)] {
+            let frozen = Mount { frozen_below: 5, frozen_inodes: 100, settled_below, ..mount(1, "memory://m") };
+            mounts.apply(MountTable { epoch: 1, mounts: vec![frozen], status: vec![] });
+            assert_eq!(mounts.is_frozen(1, 100, 4), is_frozen);
+            for (mount_id, inode, generation) in [(1, 100, 5), (1, 101, 4), (2, 100, 4)] {
+                assert!(!mounts.is_frozen(mount_id, inode, generation), "{mount_id} {inode} {generation}");
+            }
+        }
     }
 }

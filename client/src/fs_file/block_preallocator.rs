@@ -206,6 +206,10 @@ impl Shared {
     }
 
     async fn ask_for_block(&self, mount: &Arc<MountView>, inode: u64) -> Option<OpenBlock> {
+        // The number was given out before a view that is there by now.
+        if mount.is_frozen(inode, 0) {
+            return None;
+        }
         let name = block_name(&self.pool, mount, (inode, 0, 0));
         let content = ContentId::from_slice(&name.content_id)?;
         let worker = self.pool.placement().ranked(content, 0).into_iter().next()?;

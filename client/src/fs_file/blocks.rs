@@ -31,7 +31,9 @@ pub(super) fn is_worker_failure(error: &ClientError) -> bool {
         ClientError::Net(
             NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. } | NetError::UnknownWorker(_),
         ) => true,
-        ClientError::Net(NetError::WorkerStatus { status, .. }) => !matches!(status, Status::BadRequest),
+        ClientError::Net(NetError::WorkerStatus { status, .. }) => {
+            !matches!(status, Status::BadRequest | Status::Frozen)
+        }
         _ => false,
     }
 }
@@ -203,7 +205,7 @@ impl FsFile {
             if known.layout.block(index).is_some_and(|known| known.is_joined) {
                 return Err(held());
             }
-            let is_fit = |open: &&Arc<OpenBlock>| open.has_room(bytes) && !self.is_frozen(open.generation);
+            let is_fit = |open: &&Arc<OpenBlock>| self.may_write_to(open, bytes) && !self.is_frozen(open.generation);
             Ok(known.blocks.get(&index).filter(is_fit).cloned())
         };
         if let Some(open) = self.use_known(open).await?? {
@@ -221,10 +223,13 @@ impl FsFile {
             (granted, located, open.filter(|_| !is_frozen), is_frozen, known.layout.next_generation())
         };
         let (granted, known, open, is_frozen, generation) = self.use_known(granted).await?;
-        if let Some(open) = granted.or_else(|| open.clone().filter(|open| open.has_room(bytes))) {
+        if let Some(open) = granted.or_else(|| open.clone().filter(|open| self.may_write_to(open, bytes))) {
             return Ok(open);
         }
         if known.as_ref().is_some_and(|known| known.is_joined || is_frozen && !known.is_committed) {
+            return Err(held());
+        }
+        if (is_frozen || known.is_none()) && self.awaits_others() {
             return Err(held());
         }
         let known_reserved = open.as_ref().filter(|open| open.is_reserved()).map(|open| open.reserved.lock().clone());
@@ -259,8 +264,19 @@ impl FsFile {
         made.since = since;
         Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
+        // Others find it before they may make another in its place, or it is not the file's.
+        let _in_place = self.turns.in_place.read().await;
+        if known.is_none() && self.is_frozen(made.generation) {
+            return Err(held());
+        }
         self.use_known(|now| now.take_in(index, known.as_ref(), &made, &failed)).await?;
         Ok(made)
+    }
+
+    /// Whether an open block has room for bytes, and may be written to without asking its workers. They know what views
+    /// have frozen, and so does this client as long as its lease lives.
+    fn may_write_to(&self, open: &OpenBlock, bytes: &Range<u32>) -> bool {
+        open.has_room(bytes) && (self.kept.is_watched() || open.file().is_none())
     }
 
     /// The block that was asked for before the file was made, if this is the first that is written to it, and fits.

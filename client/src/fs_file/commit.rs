@@ -124,7 +124,9 @@ impl FsFile {
             match self.send_commit(batch).await {
                 Ok(()) if is_last => break,
                 Ok(()) => {}
-                Err(ClientError::Refused { errno, reason }) if errno == Errno::STALE.raw_os_error() && !is_rebased => {
+                Err(ClientError::Refused { errno, reason })
+                    if errno == Errno::STALE.raw_os_error() && (self.give_up_replacements() || !is_rebased) =>
+                {
                     tracing::debug!(inode = self.inode, "a commit is based on an old layout: {reason}");
                     self.load_now().await?;
                     is_rebased = true;
@@ -195,6 +197,12 @@ impl FsFile {
         }
         self.note();
         result.map(drop)
+    }
+
+    /// What was to take the places of blocks that views had is nothing that anybody was answered for: whoever was about
+    /// to write does it once more, as it is by then. Whether there was any.
+    fn give_up_replacements(&self) -> bool {
+        self.state.lock().layout_mut().is_some_and(Layout::give_up_replacements)
     }
 
     /// The master will never take what was written: the next who commits gets to know, once.

@@ -11,6 +11,7 @@
 //! | `gate` | a cut, other attributes, the fall back to the bucket | writes |
 //! | `turns.opening` | who makes room in blocks | |
 //! | `turns.committing` | a commit, and who asks the master for the layout | |
+//! | `turns.in_place` | who waits for what was begun before a view froze blocks | what changes a block where it is |
 //! | `noted` | who brings the journal up to date | |
 //! | `state` | a look, a note of what was done | |
 //!
@@ -66,6 +67,8 @@ pub(super) struct OperationLocks {
     pub appending: Arc<tokio::sync::Mutex<()>>,
     pub opening: tokio::sync::Mutex<()>,
     pub committing: tokio::sync::Mutex<()>,
+    /// Whoever changes a block where it is shares it.
+    pub in_place: RwLock<()>,
     pub syncs: GroupCommit,
 }
 
@@ -208,6 +211,12 @@ impl FsFile {
     /// Whether a view has the file's blocks of this generation: they are not written to.
     pub(super) fn is_frozen(&self, generation: u32) -> bool {
         self.mount.is_frozen(self.inode, generation)
+    }
+
+    /// Whether a view may have frozen blocks of the file, and others may be writing to these still, or making some:
+    /// none are made here until that is over.
+    pub(super) fn awaits_others(&self) -> bool {
+        self.is_frozen(0) && !self.mount.is_settled()
     }
 
     /// Looks at what is known, if it is and nobody else has changed the file since.

@@ -38,8 +38,8 @@ pub(super) struct LocatedBlock {
     /// A replica was given up, or it has taken the place of another: no write may be acknowledged before the master
     /// knows.
     pub is_urgent: bool,
-    /// Of the block that has its place as far as the master knows, and that it began as.
-    pub replaces: Option<u32>,
+    /// The block that has its place as far as the master knows, and that it began as.
+    pub replaces: Option<Box<Self>>,
     /// Bytes that it took when it was committed last.
     pub allocated: Option<u64>,
 }
@@ -55,6 +55,18 @@ impl LocatedBlock {
     pub(super) fn is_at(&self, generation: u32, replicas: &[Replica]) -> bool {
         let has = |(worker, joined)| replicas.iter().any(|known| (known.worker, known.joined) == (worker, joined));
         self.generation == generation && self.workers.len() == replicas.len() && self.replicas().all(has)
+    }
+
+    /// Whether it has begun as the block of this generation.
+    fn began_as(&self, generation: u32) -> bool {
+        self.replaces.as_ref().is_some_and(|before| before.generation == generation)
+    }
+
+    /// Gives its place back to the one that it began as; false where that was none.
+    fn give_way(&mut self) -> bool {
+        let Some(before) = self.replaces.take() else { return false };
+        *self = *before;
+        true
     }
 
     fn is_open_to_writes(&self) -> bool {
@@ -273,12 +285,22 @@ impl Layout {
         let is_it = |known: &&mut LocatedBlock| takes && known.is_committed && known.generation == before;
         let Some(known) = self.blocks.get_mut(&index).filter(is_it) else { return false };
         let (workers, joined) = made.replicas.iter().map(|replica| (replica.worker, replica.joined)).unzip();
-        let (is_urgent, replaces, allocated) = (true, Some(before), known.allocated);
+        let (is_urgent, replaces, allocated) = (true, Some(Box::new(known.clone())), known.allocated);
         *known = LocatedBlock { is_urgent, replaces, allocated, ..LocatedBlock::new(made.generation, workers, joined) };
         self.uncommitted.made.insert(index);
         (self.uncommitted.changed, self.written_ns) = (true, now_ns);
         self.revision += 1;
         true
+    }
+
+    /// What has begun as another block, and the master does not know, gives that one its place back. Whether there was
+    /// any.
+    pub(super) fn give_up_replacements(&mut self) -> bool {
+        let Self { blocks, uncommitted, .. } = self;
+        let before = uncommitted.made.len();
+        uncommitted.made.retain(|index| !blocks.get_mut(index).is_some_and(LocatedBlock::give_way));
+        self.revision += 1;
+        self.uncommitted.made.len() < before
     }
 
     /// Writing to a block of this generation goes on without some of its workers.
@@ -368,7 +390,8 @@ impl Layout {
         let extent = |index: &u32| {
             let known = self.blocks.get(index)?;
             let joined = if known.joined.iter().all(|joined| *joined == 0) { Vec::new() } else { known.joined.clone() };
-            let (generation, workers, replaces) = (known.generation, known.workers.clone(), known.replaces);
+            let (generation, workers) = (known.generation, known.workers.clone());
+            let replaces = known.replaces.as_ref().map(|before| before.generation);
             Some(Extent { index: *index, generation, workers, joined, replaces, ..Extent::default() })
         };
         let extents = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
@@ -394,13 +417,14 @@ impl Layout {
         let Uncommitted { made, written, .. } = self.in_flight.take().unwrap_or_default();
         for extent in sent {
             let known = self.blocks.get_mut(&extent.index).filter(|known| known.generation == extent.generation);
-            if let Some((known, bytes)) = known.zip(extent.allocated) {
-                known.allocated = Some(bytes);
+            if let Some(known) = known {
+                known.allocated = extent.allocated.or(known.allocated);
+                known.replaces = None;
             }
         }
         for index in made.difference(&self.uncommitted.made) {
             if let Some(known) = self.blocks.get_mut(index) {
-                (known.is_committed, known.is_urgent, known.replaces) = (true, false, None);
+                (known.is_committed, known.is_urgent) = (true, false);
             }
         }
         // A commit aborts the copy of each block that it names, and the client that commits is not notified of that. It
@@ -487,6 +511,8 @@ impl Layout {
         // The master may have answered before it was told what is frozen.
         fresh.makes_from(self.next_generation());
         let is_cut = fresh.generation() != self.generation();
+        // One of a record is of a process whose session goes on, as far as anybody knows.
+        let has_heard_all = history == EventHistory::Complete || self.version() == 0;
         let Uncommitted { made, written, changed, grow_to } = std::mem::take(&mut self.uncommitted);
         for index in made.union(&written).copied() {
             let Some(own) = self.blocks.get(&index) else { continue };
@@ -507,17 +533,19 @@ impl Layout {
                         fresh.uncommitted.made.insert(index);
                     }
                 }
-                Some(known) if is_taken && own.replaces == Some(known.generation) => {
+                Some(known) if is_taken && own.began_as(known.generation) => {
                     let mut own = own.clone();
                     if !own.intersect(known) {
                         lost.push(index);
                         continue;
                     }
+                    own.replaces = Some(Box::new(known.clone()));
                     *known = own;
                     fresh.uncommitted.made.insert(index);
                 }
-                // Another client's has taken the place of one that a view has, and began with what was written to that.
-                Some(known) if !is_made && !is_cut && known.generation > own.generation => continue,
+                // Another client's has taken the place of one that a view has, and began with what was written to that,
+                // unless this one was cut off, and has not heard of the view in time.
+                Some(known) if !is_made && !is_cut && has_heard_all && known.generation > own.generation => continue,
                 None if is_taken && own.replaces.is_none() => {
                     fresh.blocks.insert(index, own.clone());
                     fresh.uncommitted.made.insert(index);
@@ -557,7 +585,8 @@ impl Layout {
     pub(super) fn forget_uncommitted(&mut self) {
         self.revision += 1;
         for index in std::mem::take(&mut self.uncommitted).made {
-            if self.blocks.get(&index).is_some_and(|known| !known.is_committed) {
+            let Some(known) = self.blocks.get_mut(&index).filter(|known| !known.is_committed) else { continue };
+            if !known.give_way() {
                 self.blocks.remove(&index);
                 self.unsynced.blocks.remove(&index);
             }
@@ -787,12 +816,30 @@ mod tests {
         // What was written to a frozen block is in the one that another client has made of it.
         let mut written = at(&[1, 2], &[]);
         written.wrote(0, 15, 1);
-        let mut cut = written.clone();
+        let (mut cut, mut cut_off) = (written.clone(), written.clone());
         assert!(written.rebase(known(5, &[1, 2], &[]), EventHistory::Complete).is_empty());
         assert_eq!((written.size(), written.begin_commit().unwrap().grow_to), (15, 15));
         let others = Extent { generation: 5, workers: vec![1], ..Extent::default() };
         let others = Layout::new(&attr(10, 3, 4), vec![others], None);
         assert_eq!(cut.rebase(others, EventHistory::Complete), [0], "the file was cut before");
+        let others = known(5, &[1, 2], &[]);
+        assert_eq!(cut_off.rebase(others, EventHistory::MayHaveGaps), [0], "it may have been written to later");
+    }
+
+    #[tokio::test]
+    async fn what_does_not_take_the_place_of_a_frozen_block_gives_it_back() {
+        let (mut layout, _) = frozen();
+        layout.made(1, 5, vec![1]);
+        assert_eq!(layout.begin_commit().unwrap().extents.len(), 2);
+        layout.commit_failed();
+        assert!(layout.give_up_replacements() && !layout.give_up_replacements());
+        assert!(layout.accepts(0, 1, &[1, 2]) && !layout.is_urgent(0));
+        let extents = layout.begin_commit().unwrap().extents;
+        let said: Vec<_> = extents.iter().map(|extent| (extent.index, extent.generation, extent.replaces)).collect();
+        assert_eq!(said, [(0, 1, None), (1, 5, None)], "what is answered for is committed still");
+        let (mut layout, _) = frozen();
+        layout.forget_uncommitted();
+        assert_eq!(layout.block(0).map(|known| known.generation), Some(1));
     }
 
     #[test]

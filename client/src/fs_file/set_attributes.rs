@@ -168,7 +168,7 @@ impl FsFile {
         if open.generation != generation {
             return Ok(false);
         }
-        self.apply_to_replicas(index, &open, bytes, how).await?;
+        self.apply_in_place(index, &open, bytes, how).await?;
         Ok(true)
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Whoever writes asks first what is frozen ([`FsFile::is_frozen`]), and does what it has begun. So when another mount
 //! table is in force, what was begun before it may still be on its way to frozen blocks. The masters are told that the
-//! table is gone by only when that has ended, and when they know what was written to those blocks: others who change
-//! one make another in its place.
+//! table is gone by only when that has ended, and when they know which blocks were made. From when all clients have
+//! said so, whoever changes a frozen block makes another in its place ([`FsFile::awaits_others`]): a copy that is made
+//! earlier could lack what somebody is writing.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -39,9 +40,10 @@ impl Shared {
 }
 
 impl FsFile {
-    /// Returns when what was being written is written. What waits to be sent goes by the table that is in force then.
+    /// Returns when what was being written is written. What waits to be sent goes by the table that is in force then,
+    /// and so does who waits for the others.
     async fn settle(&self) {
-        drop(self.gate.write().await);
+        drop(self.turns.in_place.write().await);
         if !self.is_committed()
             && let Err(error) = self.commit_in_background().await
         {

@@ -65,10 +65,11 @@ impl FsFile {
     /// Writes without asking anybody, for event loops: where the room is reserved already, and every replica is on this
     /// host. `None` when that is not so, and nothing (or a part, with the same bytes) was written: use `write`.
     pub fn write_now(&self, offset: u64, bytes: &[u8]) -> Option<()> {
-        if !self.behind.is_drained() {
+        // Without a lease it is for the workers to say what views have frozen.
+        if !self.behind.is_drained() || !self.kept.is_watched() {
             return None;
         }
-        let _writing = self.gate.try_read().ok()?;
+        let (_writing, _in_place) = (self.gate.try_read().ok()?, self.turns.in_place.try_read().ok()?);
         let end = end_of(offset, bytes.len()).ok()?;
         let parts = self.with_known(|known| {
             // What lies between the end and the offset may have to be zeroed; and blocks that the master may know are
@@ -348,7 +349,8 @@ impl FsFile {
             self.give_up_copy(index).await;
         }
         let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
-        let waits = no_space || failure.is_transient_at_worker() || matches!(failure, ClientError::BlockHeld { .. });
+        let is_held = matches!(failure, ClientError::BlockHeld { .. }) || failure.is_frozen();
+        let waits = no_space || failure.is_transient_at_worker() || is_held;
         let pauses = if no_space { backoff::SPACE } else { backoff::BLOCK };
         if waits && pauses.begin().wait_before(deadline).await { Ok(()) } else { Err(failure) }
     }
@@ -409,11 +411,25 @@ impl FsFile {
         // When it is known who has it: whether it has failed or not, a part may be in its place.
         let _ended = self.reader.invalidate_on_drop();
         let open = self.block_to_write(index, at, written.as_ref()).await?;
-        self.apply_to_replicas(index, &open, at, op).await
+        self.apply_in_place(index, &open, at, op).await
     }
 
-    /// Applies an operation to all replicas of a block that is open to be written.
-    pub(super) async fn apply_to_replicas(
+    /// Applies an operation to all replicas of a block that is open to be written, unless a view has frozen it since.
+    pub(super) async fn apply_in_place(
+        &self,
+        index: u32,
+        open: &OpenBlock,
+        at: &Range<u32>,
+        op: &BlockOp,
+    ) -> Result<(u32, Vec<u64>), ClientError> {
+        let _in_place = self.turns.in_place.read().await;
+        if self.is_frozen(open.generation) {
+            return Err(ClientError::BlockHeld { inode: self.inode, index });
+        }
+        self.apply_to_replicas(index, open, at, op).await
+    }
+
+    async fn apply_to_replicas(
         &self,
         index: u32,
         open: &OpenBlock,
@@ -431,12 +447,12 @@ impl FsFile {
                 Err(error) => {
                     tracing::debug!(inode = self.inode, index, worker = replica.worker, "writing failed: {error}");
                     failed.push(replica.worker);
-                    failure = Some(error);
+                    failure = failure.filter(ClientError::is_frozen).or(Some(error));
                 }
             }
         }
         let Some(failure) = failure else { return Ok((open.generation, written)) };
-        if written.is_empty() || failure.errno() == Errno::NOSPC.raw_os_error() {
+        if written.is_empty() || failure.is_frozen() || failure.errno() == Errno::NOSPC.raw_os_error() {
             return Err(failure);
         }
         self.give_up_replicas(index, open.generation, &failed);

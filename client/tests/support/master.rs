@@ -280,13 +280,27 @@ impl FakeMaster {
         (state.entries[&inode].attr.unwrap(), state.extents_of(inode))
     }
 
-    /// Views have all blocks of earlier generations than this, 0 for none; announces it. The epoch of that.
-    pub fn freeze(&self, below: u32) -> u64 {
+    /// Views have all blocks of earlier generations than this, 0 for none. The client is not told before
+    /// [`Self::announce_mounts`].
+    pub fn freeze(&self, below: u32) {
         let mut state = self.service.state.lock();
         let inodes = if below == 0 { 0 } else { u64::MAX >> 3 };
         (state.mount.frozen_below, state.mount.frozen_inodes) = (below, inodes);
+        state.mount.settled_below = state.mount.settled_below.min(below);
         state.next_generation = state.next_generation.max(below);
         state.mounts_epoch += 1;
+    }
+
+    /// All clients go by what is frozen.
+    pub fn all_settled(&self) {
+        let mut state = self.service.state.lock();
+        state.mount.settled_below = state.mount.frozen_below;
+        state.mounts_epoch += 1;
+    }
+
+    /// Announces the mount table as it is. Its epoch.
+    pub fn announce_mounts(&self) -> u64 {
+        let mut state = self.service.state.lock();
         let epoch = state.mounts_epoch;
         state.announce(Event::MountsEpoch(epoch));
         epoch

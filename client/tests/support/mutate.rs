@@ -201,10 +201,15 @@ impl State {
         if let Some(extents) = self.extents.get_mut(&commit.inode) {
             let first = self.entries[&commit.inode].attr.unwrap().generation;
             let takes = first..=first.max(self.next_generation);
+            let Mount { frozen_below, settled_below, .. } = self.mount;
+            let is_replaceable = |generation: u32| settled_below >= frozen_below && generation < frozen_below;
             for made in &commit.made {
                 let is_fit = match extents.get(&made.index) {
                     Some(known) if known.generation == made.generation => true,
-                    Some(known) => made.replaces == Some(known.generation) && takes.contains(&made.generation),
+                    Some(known) => {
+                        let is_it = made.replaces == Some(known.generation) && is_replaceable(known.generation);
+                        is_it && made.generation >= frozen_below && takes.contains(&made.generation)
+                    }
                     None => made.replaces.is_none() && takes.contains(&made.generation),
                 };
                 if !is_fit {

@@ -58,6 +58,8 @@ struct State {
     is_cold: bool,
     /// So many of the next syncs are refused.
     failing_syncs: u32,
+    /// Blocks of earlier generations than this are those of views, as it has heard.
+    frozen_below: u32,
     objects: HashMap<(String, String), Bytes>,
     /// Blocks of files that were written, or put: by inode, generation and index.
     data: HashMap<DataName, DataBlock>,
@@ -106,6 +108,7 @@ impl FakeWorker {
                 knows_parts: true,
                 is_cold: false,
                 failing_syncs: 0,
+                frozen_below: 0,
                 objects: HashMap::new(),
                 data: HashMap::new(),
                 files: HashMap::new(),
@@ -180,6 +183,11 @@ impl FakeWorker {
     /// Refuses so many of the next syncs, as a worker does that has too much to do.
     pub fn fail_syncs(&self, count: u32) {
         self.state.lock().failing_syncs = count;
+    }
+
+    /// From now on nobody writes to blocks of earlier generations.
+    pub fn freeze(&self, below: u32) {
+        self.state.lock().frozen_below = below;
     }
 
     pub fn put(&self, key: &str, etag: &str, bytes: impl Into<Bytes>) {
@@ -377,6 +385,10 @@ impl FakeWorker {
     fn reserve(&self, request: &data::ReserveRequest) -> data::ReserveReply {
         let mut state = self.state.lock();
         let name = name_of(request.block.as_ref().unwrap());
+        if name.1 < state.frozen_below {
+            *state.counts.entry("Refused").or_default() += 1;
+            return data::ReserveReply { status: Status::Frozen.into(), ..Default::default() };
+        }
         if let Some(origin) = request.origin.as_ref().filter(|_| !state.data.contains_key(&name)) {
             let Some(known) = state.data.get(&name_of(origin)) else {
                 return data::ReserveReply { status: Status::NoSuchBlock.into(), ..Default::default() };
@@ -391,7 +403,12 @@ impl FakeWorker {
 
     fn write(&self, request: &data::WriteRequest, payload: &[u8]) -> data::WriteReply {
         let mut state = self.state.lock();
-        let block = state.data_at(name_of(request.block.as_ref().unwrap()));
+        let name = name_of(request.block.as_ref().unwrap());
+        if name.1 < state.frozen_below {
+            *state.counts.entry("Refused").or_default() += 1;
+            return data::WriteReply { status: Status::Frozen.into(), ..Default::default() };
+        }
+        let block = state.data_at(name);
         if let Some(cut) = request.cut {
             block.bytes.truncate(cut.offset as usize);
         }

@@ -62,7 +62,9 @@ impl Run<'_> {
         let read = self.read(move |tables| {
             let mut kept = Vec::new();
             for (inode, index) in places {
-                kept.extend(tables.kept_blocks(inode)?.into_iter().filter(|(block, _)| block.index == index));
+                let is_there = |(block, _): &(Stray, KeptRecord)| block.index == index;
+                let rows = tables.kept_blocks(inode).filter(|row| row.as_ref().map_or(true, is_there));
+                kept.extend(rows.collect::<Result<Vec<_>, _>>()?);
             }
             Ok(kept)
         });

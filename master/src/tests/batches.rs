@@ -204,7 +204,7 @@ fn view_command([a, b, c, d, _]: [u8; 5], mount_id: u32) -> Kind {
     let view = View { id, name, mount_id, store_mount_id: 1 + u32::from(d % 3), ..View::default() };
     match b % 6 {
         0 | 1 => Kind::BeginView(BeginView { view: Some(view) }),
-        2 => Kind::FreezeView(FreezeView { id }),
+        2 => Kind::FreezeView(FreezeView { id, settled: a % 2 == 0 }),
         3 => Kind::FinishView(FinishView { view: Some(view) }),
         4 => Kind::RemoveView(RemoveView { id }),
         _ => {

@@ -167,12 +167,13 @@ async fn record_views(master: &TestMaster, mounts: &[(u32, u32)]) {
     for ((mount_id, store_mount_id), id) in mounts.iter().copied().zip(1..) {
         let view = View { id, name: format!("v{id}"), mount_id, store_mount_id, ..View::default() };
         commands.push(Command::BeginView(BeginView { view: Some(view.clone()) }));
-        commands.push(Command::FreezeView(FreezeView { id }));
+        commands.extend([false, true].map(|settled| Command::FreezeView(FreezeView { id, settled })));
         commands.push(Command::FinishView(FinishView { view: Some(view) }));
     }
     let outcomes = master.services().proposer.propose_all(commands).await.unwrap();
     // A view of a cache-mode mount is not frozen, and all are finished.
-    assert!(outcomes.chunks(3).all(|view| matches!(view, [Outcome::View(_), _, Outcome::View(_)])), "{outcomes:?}");
+    let is_there = |view: &[Outcome]| matches!(view, [Outcome::View(_), _, _, Outcome::View(_)]);
+    assert!(outcomes.chunks(4).all(is_there), "{outcomes:?}");
 }
 
 async fn views_of(master: &TestMaster, name: &str) -> Vec<String> {

@@ -15,7 +15,7 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{
-    BeginView, DrainWorker, FreezeView, JoinReplica, Mutate, PutWorker, RemoveView, RemoveWorker,
+    BeginView, DrainWorker, FinishView, FreezeView, JoinReplica, Mutate, PutWorker, RemoveView, RemoveWorker,
 };
 use cavern_state::Outcome;
 use cavern_work::repair::claims;
@@ -325,8 +325,13 @@ async fn blocks_that_only_views_have_stay_at_their_workers_until_these_go() {
     let (proposer, repair) = (bench.master().services().proposer.clone(), bench.master().services().repair.clone());
     let mount_id = bench.master().services().mounts.all_recorded().unwrap()[0].id;
     let view = View { name: "v".into(), path: "/m".into(), mount_id, store_mount_id: mount_id, ..View::default() };
-    let id = proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap().id;
-    proposer.propose(FreezeView { id }).await.unwrap().unwrap();
+    let view = *proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap();
+    let id = view.id;
+    for settled in [false, true] {
+        proposer.propose(FreezeView { id, settled }).await.unwrap().unwrap();
+    }
+    // One that is being made would be taken away.
+    proposer.propose(FinishView { view: Some(view) }).await.unwrap().unwrap();
     let cut = SetAttr { inode: file, size: Some(BLOCK), ..SetAttr::default() };
     bench.change(Change::SetAttr(cut)).await.unwrap();
 

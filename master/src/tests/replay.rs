@@ -64,7 +64,7 @@ fn any_command() -> impl Strategy<Value = Kind> {
             let view = View { name: name.to_string(), mount_id, store_mount_id: mount_id, ..View::default() };
             Kind::BeginView(BeginView { view: Some(view) })
         }),
-        1 => (1u32..4).prop_map(|id| Kind::FreezeView(FreezeView { id })),
+        1 => (1u32..4, any::<bool>()).prop_map(|(id, settled)| Kind::FreezeView(FreezeView { id, settled })),
         1 => (1u32..4).prop_map(|id| Kind::RemoveView(RemoveView { id })),
     ]
 }

@@ -224,6 +224,7 @@ async fn blocks_of_a_view_are_located_when_their_file_has_lost_them() {
     assert!(view.generation > 0 && view.last_inode >= inode, "{view:?}");
     let frozen = master.services().mounts.recorded(mount.id).unwrap();
     assert_eq!((frozen.frozen_below, frozen.frozen_inodes), (view.generation, view.last_inode));
+    assert_eq!(frozen.settled_below, view.generation);
     let bucket = MemoryBucket::named(mount.uri.strip_prefix("memory://").unwrap());
     let files = table(&bucket.object(&view.key).unwrap().0, &view);
     assert_eq!(files.keys().collect::<Vec<_>>(), ["f"]);

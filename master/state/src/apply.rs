@@ -78,7 +78,7 @@ fn apply_changes(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> 
         Some(Kind::SealSecrets(seal)) => mount::seal(tx, seal),
         Some(Kind::Mend(fault)) => mend::mend(tx, fault),
         Some(Kind::BeginView(begin)) => views::begin(tx, begin),
-        Some(Kind::FreezeView(freeze)) => views::freeze(tx, freeze.id),
+        Some(Kind::FreezeView(freeze)) => views::freeze(tx, &freeze),
         Some(Kind::FinishView(finish)) => views::finish(tx, finish),
         Some(Kind::RemoveView(remove)) => views::remove(tx, remove.id),
         Some(Kind::ReleaseKept(release)) => views::release(tx, &release),

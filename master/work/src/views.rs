@@ -107,9 +107,15 @@ impl ViewMaker {
     /// # Errors
     /// [`WorkError::NotFound`] also for one that is being made.
     pub async fn find(&self, wanted: &GetViewRequest) -> Result<View, WorkError> {
-        let GetViewRequest { name, id } = wanted;
-        let is_wanted = |view: &View| if name.is_empty() { view.id == *id } else { view.name == *name };
-        self.all().await?.into_iter().find(is_wanted).ok_or_else(|| unknown(wanted))
+        let GetViewRequest { name, id } = wanted.clone();
+        let found = self.lookups.reader.read(move |tables| {
+            // Clients ask by the id for each block of a view that they look for.
+            Ok(match name.is_empty() {
+                true => tables.view(id)?,
+                false => tables.views()?.into_iter().find(|view| view.name == name),
+            })
+        });
+        found.await?.filter(|view| view.state() == ViewState::Ready).ok_or_else(|| unknown(wanted))
     }
 
     /// Takes a view away. Where its object cannot be deleted, the log says which key is left.

@@ -37,6 +37,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Write {
     /// What is written to: a block of an fs-mode file, or one of an object, of which a client has the bytes.
     block: BlockSource,
+    /// As it was named.
+    named: BlockRef,
     offset: u32,
     zero: Vec<Range<u32>>,
     cut: Option<Range<u32>>,
@@ -63,7 +65,8 @@ impl Write {
     /// # Errors
     /// What makes no sense.
     pub(super) fn parse(request: WriteRequest, payload_bytes: u32) -> Result<Self, Refusal> {
-        let block = BlockSource::parse(request.block.unwrap_or_default())?;
+        let named = request.block.unwrap_or_default();
+        let block = BlockSource::parse(named.clone())?;
         let zero = within(&request.zero, block.length())?;
         let cut = within(request.cut.as_slice(), block.length())?.pop();
         let payload = WireRange { offset: request.offset, length: payload_bytes };
@@ -81,7 +84,7 @@ impl Write {
         }
         let until = Instant::now() + deadline_of(request.deadline_ms);
         let WriteRequest { offset, begins, sync, .. } = request;
-        Ok(Self { block, offset, zero, cut, begins, sync, until, room: Ok(None) })
+        Ok(Self { block, named, offset, zero, cut, begins, sync, until, room: Ok(None) })
     }
 }
 
@@ -175,6 +178,16 @@ impl Service {
             && [origin, block].into_iter().all(is_named)
     }
 
+    /// Refuses to change what views have, and nobody else writes to: a client that was cut off has not heard of that.
+    fn check_not_frozen(&self, block: &BlockRef) -> Result<(), Refusal> {
+        let BlockRef { mount_id, inode, generation, index, .. } = *block;
+        if !self.parts.mounts.is_frozen(mount_id, inode, generation) {
+            return Ok(());
+        }
+        let message = format!("a view has block {index} of inode {inode} as it is: another one takes its place");
+        Err(Refusal::new(Status::Frozen, message))
+    }
+
     /// How long a writer who wants room is to wait.
     pub(super) fn pressure(&self) -> Duration {
         let (data, capacity) = self.parts.stores.table.data_share();
@@ -187,7 +200,9 @@ impl Service {
         request: ReserveRequest,
         with_file: bool,
     ) -> Result<(ReserveReply, Option<Arc<File>>), Refusal> {
-        let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
+        let block = request.block.unwrap_or_default();
+        self.check_not_frozen(&block)?;
+        let target = BlockSource::parse_data(block)?;
         let ranges = within(&request.ranges, target.length)?;
         let data = &self.parts.stores.data;
         let block = data.reserve(&target, &ranges)?;
@@ -209,6 +224,7 @@ impl Service {
         let BlockSource::Data(target) = &write.block else {
             return Err(Refusal::bad_request("a block of an object is not written, but kept"));
         };
+        self.check_not_frozen(&write.named)?;
         let data = &self.parts.stores.data;
         if write.begins
             && let Some(draft) = data.begin_draft(target, payload.len() as u32)?

@@ -25,16 +25,16 @@ impl Layout {
             let (known, is_written) = (self.blocks.get(index)?, written.contains(index));
             // Nothing was answered for that was written to the one that takes the place of another: to the next process
             // it was never made.
-            let (is_other, generation) = (known.replaces.is_some(), known.replaces.unwrap_or(known.generation));
+            let (known, is_other) = known.replaces.as_deref().map_or((known, false), |before| (before, true));
             (is_written || !is_other).then(|| BlockRecord {
                 index: *index,
-                generation,
+                generation: known.generation,
                 workers: known.workers.clone(),
                 joined: known.joined.clone(),
                 is_made: made.contains(index) && !is_other,
                 is_written,
-                is_urgent: known.is_urgent && !is_other,
-                is_committed: known.is_committed || is_other,
+                is_urgent: known.is_urgent,
+                is_committed: known.is_committed,
             })
         };
         Some(ContentRecord {

@@ -283,7 +283,9 @@ async fn what_views_lack_is_found() {
     let key = "top/.cavern-view-0".to_owned();
     let view = View { name: "v".into(), mount_id, store_mount_id: mount_id, key, ..View::default() };
     let view = *proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap();
-    proposer.propose(FreezeView { id: view.id }).await.unwrap().unwrap();
+    for settled in [false, true] {
+        proposer.propose(FreezeView { id: view.id, settled }).await.unwrap().unwrap();
+    }
     bench.cut(file, 0).await;
     bench.settled().await;
     assert_eq!(bench.found(whole()).await, expected(&[]), "it is being made");

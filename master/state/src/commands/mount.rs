@@ -63,7 +63,7 @@ fn mount(tx: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome> {
     }
     tx.counters.mount += 1;
     mount.id = tx.counters.mount;
-    (mount.frozen_below, mount.frozen_inodes) = (0, 0);
+    (mount.frozen_below, mount.frozen_inodes, mount.settled_below) = (0, 0, 0);
     mount.root_inode = make_directory(tx, parent, last, mount.id, mount.created_ns);
     if mount.write_type() == WriteType::FsMode
         && let Some(mut root) = tx.inode(mount.root_inode)?
@@ -118,10 +118,9 @@ pub fn update(tx: &mut Transaction<'_>, update: UpdateMount) -> Result<Outcome> 
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
-/// No block of an earlier generation, of a file up to this inode, is changed any more by whoever goes by the mount
-/// table.
-pub(super) fn freeze(tx: &mut Transaction<'_>, mount: Mount, (frozen_below, frozen_inodes): (u32, u64)) {
-    tx.put(schema::Mounts, mount.id, &Mount { frozen_below, frozen_inodes, ..mount });
+/// Other blocks of a mount are frozen, or clients go by that.
+pub(super) fn put_frozen(tx: &mut Transaction<'_>, mount: &Mount) {
+    tx.put(schema::Mounts, mount.id, mount);
     changed(tx);
 }
 

@@ -3,10 +3,10 @@
 //! A view of an fs-mode mount is made in steps. From its beginning on no block of the mount is freed, so what the
 //! leader reads of the tables then is there for as long as the view is. After that the view is frozen: a generation
 //! begins that is later than any so far, and the mount table says so; whoever goes by that table changes no block of an
-//! earlier one.
+//! earlier one. When all clients do, blocks of that generation may take the places of those.
 
-use cavern_proto::master::{Extent, View, ViewState, WriteType};
-use cavern_proto::record::{BeginView, FinishView, GarbageRecord, KeptRecord, ReleaseKept, Stray};
+use cavern_proto::master::{Extent, Mount, View, ViewState, WriteType};
+use cavern_proto::record::{BeginView, FinishView, FreezeView, GarbageRecord, KeptRecord, ReleaseKept, Stray};
 
 use super::mount;
 use crate::error::Result;
@@ -60,16 +60,23 @@ pub fn begin(tx: &mut Transaction<'_>, begin: BeginView) -> Result<Outcome> {
     Ok(put(tx, view))
 }
 
-/// Begins the generation of which no block is the view's. The tables have been read for it.
-pub fn freeze(tx: &mut Transaction<'_>, id: u32) -> Result<Outcome> {
+/// Begins the generation of which no block is the view's. The tables have been read for it. Or clients go by that.
+pub fn freeze(tx: &mut Transaction<'_>, freeze: &FreezeView) -> Result<Outcome> {
     let tables = tx.before();
-    let Some(mut view) = tables.view(id)? else { return unknown(id) };
-    if view.generation != UNFROZEN {
-        return Outcome::refused(format!("the view {} is none that is to be frozen", view.name));
+    let Some(mut view) = tables.view(freeze.id)? else { return unknown(freeze.id) };
+    let is_due = if freeze.settled { is_frozen(&view) } else { view.generation == UNFROZEN };
+    if !is_due {
+        let what = if freeze.settled { "that is frozen" } else { "that is to be frozen" };
+        return Outcome::refused(format!("the view {} is none {what}", view.name));
     }
     let Some(mount) = tables.mount(view.mount_id)? else {
         return Outcome::refused(format!("the mount of {} is gone: see `cv mount list`", view.path));
     };
+    if freeze.settled {
+        let settled_below = mount.settled_below.max(view.generation);
+        mount::put_frozen(tx, &Mount { settled_below, ..mount });
+        return Ok(Outcome::View(Box::new(view)));
+    }
     let counters = &mut tx.counters;
     let generation = counters.latest_generation.max(counters.next_generation).saturating_add(1);
     if generation > GENERATIONS_MAX {
@@ -82,15 +89,24 @@ pub fn freeze(tx: &mut Transaction<'_>, id: u32) -> Result<Outcome> {
     counters.old_inodes = counters.inode;
     counters.unfrozen_views = counters.unfrozen_views.saturating_sub(1);
     (view.generation, view.last_inode) = (generation, counters.inode);
-    mount::freeze(tx, mount, (generation, view.last_inode));
+    mount::put_frozen(tx, &Mount { frozen_below: generation, frozen_inodes: view.last_inode, ..mount });
     Ok(put(tx, view))
+}
+
+fn is_frozen(view: &View) -> bool {
+    views::keeps_blocks(view) && view.generation != UNFROZEN
 }
 
 /// The view is in its bucket, and is shown from now on.
 pub fn finish(tx: &mut Transaction<'_>, finish: FinishView) -> Result<Outcome> {
     let made = finish.view.unwrap_or_default();
-    let Some(known) = tx.before().view(made.id)? else { return unknown(made.id) };
-    if known.state() != ViewState::Creating || known.generation == UNFROZEN {
+    let tables = tx.before();
+    let Some(known) = tables.view(made.id)? else { return unknown(made.id) };
+    let has_settled = match is_frozen(&known) {
+        true => tables.mount(known.mount_id)?.is_some_and(|mount| mount.settled_below >= known.generation),
+        false => !views::keeps_blocks(&known),
+    };
+    if known.state() != ViewState::Creating || !has_settled {
         return Outcome::refused(format!("the view {} is none that is being made, or is not frozen yet", known.name));
     }
     let View { name, mount_id, generation, last_inode, imported, .. } = known;
@@ -110,10 +126,11 @@ pub fn remove(tx: &mut Transaction<'_>, id: u32) -> Result<Outcome> {
         counters.unfrozen_views = counters.unfrozen_views.saturating_sub(was_unfrozen);
         let others = tables.views()?.into_iter().filter(|other| other.id != id && other.mount_id == view.mount_id);
         let latest = others.filter(|other| other.generation != UNFROZEN).max_by_key(|other| other.generation);
-        let frozen = latest.map_or((0, 0), |latest| (latest.generation, latest.last_inode));
+        let (frozen_below, frozen_inodes) = latest.map_or((0, 0), |latest| (latest.generation, latest.last_inode));
         let mount = tables.mount(view.mount_id)?;
-        if let Some(mount) = mount.filter(|mount| (mount.frozen_below, mount.frozen_inodes) != frozen) {
-            mount::freeze(tx, mount, frozen);
+        if let Some(mount) = mount.filter(|mount| mount.frozen_below != frozen_below) {
+            let settled_below = mount.settled_below.min(frozen_below);
+            mount::put_frozen(tx, &Mount { frozen_below, frozen_inodes, settled_below, ..mount });
         }
     }
     Ok(Outcome::View(Box::new(view)))

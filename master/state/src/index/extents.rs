@@ -66,11 +66,13 @@ pub fn after_commit(known: &ExtentRecord, written: &Extent) -> Option<ExtentReco
 }
 
 /// What becomes of a known block in whose place somebody has made another one, that began with what this one had, at
-/// these workers; `None` when it was another one that had its place, or none of the replicas has begun so.
-pub fn after_replacement(known: &ExtentRecord, made: &Extent) -> Option<ExtentRecord> {
-    let is_later = made.replaces == Some(known.generation) && made.generation > known.generation;
+/// these workers; `None` when it was another one that had its place, or none of the replicas has begun so. Blocks of
+/// earlier generations than `below` are replaced, by others ([`views::replaceable_below`]): it may have been written to
+/// since, if it is none of them.
+pub fn after_replacement(known: &ExtentRecord, made: &Extent, below: u32) -> Option<ExtentRecord> {
+    let is_fit = made.replaces == Some(known.generation) && (known.generation + 1..=made.generation).contains(&below);
     let copied = Extent { generation: known.generation, ..made.clone() };
-    let after = after_commit(known, &copied).filter(|_| is_later)?;
+    let after = after_commit(known, &copied).filter(|_| is_fit)?;
     Some(ExtentRecord { generation: made.generation, ..after })
 }
 
@@ -239,15 +241,22 @@ mod tests {
     #[test]
     fn a_block_takes_the_place_of_the_one_that_it_began_as_and_of_no_other() {
         let copy = |generation, replaces, at: &[(u64, u32)]| Extent { generation, replaces, ..written(at) };
-        let after = |made: &Extent| after_replacement(&known(&[(1, 0), (2, 1)]), made);
+        let after = |made: &Extent| after_replacement(&known(&[(1, 0), (2, 1)]), made, 5);
         let expected = |at: &[(u64, u32)]| Some(ExtentRecord { generation: 7, ..known(at) });
         assert_eq!(after(&copy(7, Some(3), &[(1, 0), (2, 1)])), expected(&[(1, 0), (2, 1)]));
         assert_eq!(after(&copy(7, Some(3), &[(2, 1)])), expected(&[(2, 1)]));
         assert_eq!(after(&copy(7, Some(3), &[(1, 0), (2, 0)])), expected(&[(1, 0)]), "2 has another copy by now");
-        for (generation, replaces, why) in
-            [(7, Some(2), "another had its place"), (7, None, "it began otherwise"), (3, Some(3), "it is this one")]
-        {
+        for (generation, replaces, why) in [
+            (7, Some(2), "another had its place"),
+            (7, None, "it began otherwise"),
+            (3, Some(3), "it is this one"),
+            (4, Some(3), "a view has it as well"),
+        ] {
             assert_eq!(after(&copy(generation, replaces, &[(1, 0)])), None, "{why}");
+        }
+        for below in [0, 3] {
+            let written = after_replacement(&known(&[(1, 0)]), &copy(7, Some(3), &[(1, 0)]), below);
+            assert_eq!(written, None, "no view has it any more");
         }
         assert_eq!(after(&copy(7, Some(3), &[(5, 0)])), None, "no replica has begun so");
     }

@@ -5,8 +5,12 @@
 //! all that any has of what files have now. What a file loses of that is not freed, but kept: under its name, with the
 //! workers that have it, and with the last view that there was then. Views that begin later do not have it. When views
 //! go, the leader has those blocks freed that none has any more (`ReleaseKept`).
+//!
+//! Another block takes the place of one that a view has when all clients have said that they write to no such block
+//! ([`replaceable_below`]), and as long as a view has it: else what somebody writes to it meanwhile would be missing in
+//! the other one.
 
-use cavern_proto::master::{Extent, View};
+use cavern_proto::master::{Extent, Mount, View};
 use cavern_proto::record::{KeptRecord, Stray};
 
 use crate::error::Result;
@@ -17,10 +21,6 @@ use crate::transaction::Transaction;
 pub const UNFROZEN: u32 = u32::MAX;
 /// The last id of a view.
 pub const ID_MAX: u32 = (1 << 23) - 2;
-/// In `KeptRecord::frozen_below`, where it is later than the generations of all views, and the id of the last view is
-/// added: one that was not frozen when the file lost the block has no generation by which it could be told from a later
-/// one.
-const LAST_VIEW: u32 = u32::MAX - ID_MAX;
 
 /// Whether blocks are kept for a view: it is of an fs-mode mount, and was made here.
 pub fn keeps_blocks(view: &View) -> bool {
@@ -41,6 +41,13 @@ pub fn frozen_below(tx: &Transaction<'_>, inode: u64, mount_id: u32) -> Result<u
     Ok(if inode <= mount.frozen_inodes { mount.frozen_below } else { 0 })
 }
 
+/// Blocks of a file that are of an earlier generation than this may be replaced by others that are not: nobody writes
+/// to them; 0 where there are none.
+pub fn replaceable_below(mount: &Mount, inode: u64) -> u32 {
+    let is_settled = mount.settled_below >= mount.frozen_below && inode <= mount.frozen_inodes;
+    if is_settled { mount.frozen_below } else { 0 }
+}
+
 /// A file has lost a block that a view has. A copy that is under way may lack some of it: it is none of the replicas.
 pub fn keep(tx: &mut Transaction<'_>, inode: u64, mount_id: u32, extent: Extent) -> Result {
     let Extent { index, generation, workers, joining, .. } = extent;
@@ -50,15 +57,15 @@ pub fn keep(tx: &mut Transaction<'_>, inode: u64, mount_id: u32, extent: Extent)
     }
     let is_new = !tx.now().has(schema::KeptBlocks, block)?;
     tx.counters.kept += u64::from(is_new);
-    let frozen_below = LAST_VIEW + tx.counters.view;
-    tx.put(schema::KeptBlocks, block, &KeptRecord { mount_id, frozen_below, workers });
+    let last_view = tx.counters.view;
+    tx.put(schema::KeptBlocks, block, &KeptRecord { mount_id, last_view, workers });
     Ok(())
 }
 
 /// Whether a view has a block that no file has any more.
 pub fn has(view: &View, block: &Stray, kept: &KeptRecord) -> bool {
     view.mount_id == kept.mount_id
-        && view.id <= kept.frozen_below.saturating_sub(LAST_VIEW)
+        && view.id <= kept.last_view
         && block.generation < view.generation
         && block.inode <= view.last_inode
 }

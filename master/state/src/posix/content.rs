@@ -52,6 +52,7 @@ impl MutationContext<'_, '_> {
         let size = record.size.max(commit.grow_to);
         let (block_size, replicas) = (self.mount.block_size.max(1), self.mount.replicas.max(1));
         let next_generation = next_generation(&self.tx.counters, commit.inode, &record);
+        let replaceable = views::replaceable_below(&self.mount, commit.inode);
         let (mut blocks, mut retired) = (Vec::new(), Vec::new());
         for made in &commit.made {
             let mut known = tables.recorded_extent(commit.inode, made.index)?;
@@ -68,7 +69,7 @@ impl MutationContext<'_, '_> {
             let is_new = (record.generation..=next_generation).contains(&made.generation);
             let after = match &known {
                 Some(known) if known.generation == made.generation => extents::after_commit(known, &made),
-                Some(known) => extents::after_replacement(known, &made).filter(|_| is_new),
+                Some(known) => extents::after_replacement(known, &made, replaceable).filter(|_| is_new),
                 None if is_new && made.replaces.is_none() => {
                     let (generation, workers) = (made.generation, made.workers.clone());
                     Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })

@@ -76,8 +76,8 @@ impl<'a> Tables<'a> {
     }
 
     /// Blocks that a file has lost and views have, in the order of generations and indexes.
-    pub fn kept_blocks(&self, inode: u64) -> Result<Vec<(Stray, KeptRecord)>> {
-        self.rows(schema::KeptBlocks, inode).page(usize::MAX, |row| row.entry())
+    pub fn kept_blocks(&self, inode: u64) -> impl Iterator<Item = Result<(Stray, KeptRecord)>> + use<'a> {
+        self.rows(schema::KeptBlocks, inode).map(|row| row?.entry())
     }
 
     /// Blocks that files have lost and views have, beyond this one, in the order of inodes, generations and indexes.

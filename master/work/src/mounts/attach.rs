@@ -107,6 +107,7 @@ impl MountChanges {
                     existing: existing.existing,
                     frozen_below: existing.frozen_below,
                     frozen_inodes: existing.frozen_inodes,
+                    settled_below: existing.settled_below,
                     ..mount.clone()
                 };
                 if same == existing {

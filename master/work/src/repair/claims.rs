@@ -15,6 +15,8 @@ use crate::workers::check_worker_owner;
 
 /// Claims of one answer.
 const PAGE: usize = 10_000;
+/// Blocks of views that are looked at for one answer: most may be at other workers.
+const LOOKED_AT: usize = 10 * PAGE;
 
 impl Repair {
     /// A page of what a worker is to keep.
@@ -92,16 +94,21 @@ fn add_kept(
     let others = tables.workers()?.into_iter().filter_map(|record| record.worker).map(|known| known.id);
     let others: HashSet<u64> = others.filter(|other| *other != worker).collect();
     let after = after.map(|Claim { inode, generation, index, .. }| Stray { inode, generation, index });
-    for row in tables.kept_after(after) {
+    for (looked_at, row) in tables.kept_after(after).enumerate() {
         let (Stray { inode, generation, index }, kept) = row?;
-        if kept.workers.iter().all(|has| others.contains(has)) {
+        // The next page goes on behind it, whoever has it.
+        let ends = looked_at == LOOKED_AT;
+        if !ends && kept.workers.iter().all(|has| others.contains(has)) {
             continue;
         }
-        if list.claims.len() == limit {
-            list.is_last = false;
+        list.is_last = !ends && list.claims.len() < limit;
+        if list.claims.len() < limit {
+            let mount_id = kept.mount_id;
+            list.claims.push(Claim { worker_id: worker, inode, generation, index, mount_id, kept: true });
+        }
+        if !list.is_last {
             break;
         }
-        list.claims.push(Claim { worker_id: worker, inode, generation, index, mount_id: kept.mount_id, kept: true });
     }
     Ok(())
 }

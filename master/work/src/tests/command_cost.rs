@@ -377,7 +377,9 @@ fn blocks_that_views_have_come_and_go_in_short_commands() {
         bench.run("view begins", Kind::BeginView(BeginView { view: Some(view) }));
     }
     for id in 1..=100 {
-        bench.run("view is frozen", Kind::FreezeView(FreezeView { id }));
+        for settled in [false, true] {
+            bench.run("view is frozen", Kind::FreezeView(FreezeView { id, settled }));
+        }
     }
     // A quarter is written to, and the rest is cut off.
     let generation = 100;

@@ -4,7 +4,8 @@
 //!    all that sessions have answered for is made.
 //! 2. The view is begun in the log: from here on no block of an fs-mode mount is freed.
 //! 3. A snapshot of the tables is taken, and read into an image ([`super::tree`], [`super::image`]). Of an fs-mode
-//!    mount all that it may show is frozen meanwhile, and every client says that it writes to nothing of that.
+//!    mount all that it may show is frozen meanwhile, and every client says that it writes to nothing of that. Until
+//!    all have said so, whoever would change something of it waits.
 //! 4. The object is stored, and the view is shown.
 //!
 //! Whoever has asked may go away: nothing is left of what was not shown by then.
@@ -246,7 +247,17 @@ impl ViewMaker {
 
     /// Returns when no client writes to anything that is frozen.
     async fn freeze(&self, id: u32) -> Result<(), WorkError> {
-        let _view = self.proposer.propose(FreezeView { id }).await?.map_err(WorkError::Refused)?;
+        // Whoever is on his way to another stream is waited for before anybody is kept from writing.
+        self.settled().await?;
+        let freeze = |settled: bool| self.proposer.propose(FreezeView { id, settled });
+        let _frozen = freeze(false).await?.map_err(WorkError::Refused)?;
+        self.settled().await?;
+        let _settled = freeze(true).await?.map_err(WorkError::Refused)?;
+        Ok(())
+    }
+
+    /// Returns when every client goes by the mount table as it is now.
+    async fn settled(&self) -> Result<(), WorkError> {
         let epoch = self.lookups.reader.read(|tables| Ok(tables.counters()?.mounts_epoch)).await?;
         self.lookups.watch.wait_settled(epoch).await
     }

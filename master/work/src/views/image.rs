@@ -187,7 +187,7 @@ fn xattrs_of(entry: &TreeEntry) -> Vec<Xattr<'_>> {
 }
 
 /// The next blocks of the last device, or the first ones of another: its number, from 0 on, and the first of them.
-fn allocate(devices: &mut Vec<u32>, blocks: u32) -> Result<(u32, u32), WorkError> {
+pub(super) fn allocate(devices: &mut Vec<u32>, blocks: u32) -> Result<(u32, u32), WorkError> {
     let end = devices.last().and_then(|last| last.checked_add(blocks));
     if end.is_none() {
         if devices.len() == DEVICES_MAX {

@@ -38,7 +38,7 @@ impl ViewMaker {
     }
 }
 
-/// The blocks of a file that a view has; none of a file that has more than `limit`.
+/// The blocks of a file that a view has; none of a file of which more than `limit` are known.
 fn located(tables: Tables<'_>, view: &View, inode: u64, limit: usize) -> Result<Vec<Extent>, WorkError> {
     // Of what is not kept for the view it has nothing.
     if inode > view.last_inode {
@@ -53,7 +53,15 @@ fn located(tables: Tables<'_>, view: &View, inode: u64, limit: usize) -> Result<
         None => Vec::new(),
     };
     extents.retain(|extent| extent.generation < view.generation);
-    for (block, kept) in tables.kept_blocks(inode)? {
+    for (looked_at, row) in tables.kept_blocks(inode).enumerate() {
+        let (block, kept) = row?;
+        if looked_at == limit {
+            return Ok(Vec::new());
+        }
+        // They are in the order of generations.
+        if block.generation >= view.generation {
+            break;
+        }
         if view_has(view, &block, &kept) {
             let Stray { index, generation, .. } = block;
             extents.push(Extent { index, generation, workers: kept.workers, ..Extent::default() });

@@ -25,8 +25,10 @@ use tokio_util::sync::CancellationToken;
 use super::MakingProgress;
 use crate::error::WorkError;
 
-/// Names of a page, and pages that are read before they are written.
+/// Names of a page at most, blocks of their files from which on it gets no more, and pages that are read before they
+/// are written.
 const PAGE_NAMES: usize = 1024;
+const PAGE_BLOCKS: usize = 1 << 18;
 pub(super) const PAGES_AHEAD: usize = 4;
 /// Inodes that are passed over for what a look-up of one costs.
 const NEAR: u64 = 64;
@@ -73,6 +75,13 @@ pub(super) struct TreeEntry {
 
 /// Bytes of a file that follow those of the run before, and where they are; `None` for a hole.
 pub(super) type FileRun = (u64, Option<ViewFile>);
+
+impl TreeEntry {
+    /// Of which it is said where they are.
+    fn blocks(&self) -> usize {
+        self.runs.iter().flat_map(|(_, file)| file).map(|file| file.generations.len()).sum()
+    }
+}
 
 /// How reading has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,11 +174,21 @@ impl<'a> TreeReader<'a> {
     }
 
     fn page(&mut self, key: &Arc<str>, names: Vec<(Bytes, u64)>, is_last: bool) -> Result<(), WorkError> {
-        let mut entries = Vec::with_capacity(names.len());
+        let (mut entries, mut blocks) = (Vec::new(), 0);
         for (name, inode) in names {
             let Some(record) = self.inodes.find(inode)? else { continue };
-            entries.push(self.entry(key, name, inode, &record)?);
+            let entry = self.entry(key, name, inode, &record)?;
+            blocks += entry.blocks();
+            entries.push(entry);
+            if blocks >= PAGE_BLOCKS {
+                self.send_entries(key, std::mem::take(&mut entries), false)?;
+                blocks = 0;
+            }
         }
+        self.send_entries(key, entries, is_last)
+    }
+
+    fn send_entries(&mut self, key: &Arc<str>, entries: Vec<TreeEntry>, is_last: bool) -> Result<(), WorkError> {
         self.progress.lock().names += entries.len() as u64;
         self.send(TreePage { key: key.clone(), entries, is_last })
     }

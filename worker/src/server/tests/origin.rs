@@ -113,6 +113,20 @@ async fn a_block_begins_with_what_an_earlier_one_of_the_file_has_or_not_at_all()
     assert!(read(&mut client, &next, length).await == expected);
     assert!(made.allocated.unwrap() < u64::from(offset), "the hole is one still");
 
+    // When all clients have settled, nobody else writes to what a view has.
+    let (uri, write_type) = ("memory://server-origin-frozen".to_owned(), WriteType::FsMode as i32);
+    let (frozen_below, frozen_inodes, settled_below) = (5, 1, 5);
+    let mount = Mount { id: 1, uri, write_type, frozen_below, frozen_inodes, settled_below, ..Default::default() };
+    bench.mounts.apply(MountTable { epoch: 2, mounts: vec![mount], status: vec![] });
+    let request = WriteRequest { block: Some(frozen.clone()), ..Default::default() };
+    client.send_with(FrameKind::Write, &request, b"late").await;
+    let late: WriteReply = client.receive().await.unwrap().decode(FrameKind::WriteReply);
+    assert_eq!(late.status(), Status::Frozen);
+    let request = ReserveRequest { block: Some(frozen.clone()), ..Default::default() };
+    client.send(FrameKind::Reserve, &request).await;
+    let late: ReserveReply = client.receive().await.unwrap().decode(FrameKind::ReserveReply);
+    assert_eq!(late.status(), Status::Frozen);
+
     // Each goes its own way from here on, and what is there stays as it is.
     write(&mut client, &next, b"written").await;
     let again = reserve(&mut client, &next, frozen.clone(), all).await;

@@ -47,7 +47,7 @@ impl Fixture {
 
     fn attach(&mut self, path: &str, write_type: WriteType) -> Mount {
         let (uri, write_type) = (format!("memory:/{path}"), write_type as i32);
-        let (frozen_below, frozen_inodes) = (9, 9);
+        let (frozen_below, frozen_inodes, settled_below) = (9, 9, 9);
         let mount = Mount {
             path: path.into(),
             uri,
@@ -56,6 +56,7 @@ impl Fixture {
             replicas: 1,
             frozen_below,
             frozen_inodes,
+            settled_below,
             ..Mount::default()
         };
         let mounts_epoch = self.tables().counters().unwrap().mounts_epoch;
@@ -141,8 +142,14 @@ impl Fixture {
         shown(self.run(Kind::BeginView(BeginView { view: Some(view) })))
     }
 
+    /// And all clients go by that.
     fn freeze(&mut self, id: u32) -> View {
-        shown(self.run(Kind::FreezeView(FreezeView { id })))
+        shown(self.run(Kind::FreezeView(FreezeView { id, settled: false })));
+        self.settle(id)
+    }
+
+    fn settle(&mut self, id: u32) -> View {
+        shown(self.run(Kind::FreezeView(FreezeView { id, settled: true })))
     }
 
     fn remove(&mut self, id: u32) -> View {
@@ -176,6 +183,10 @@ impl Fixture {
         let mount = self.tables().mount(self.mount.id).unwrap().unwrap();
         (mount.frozen_below, mount.frozen_inodes)
     }
+
+    fn settled(&self) -> u32 {
+        self.tables().mount(self.mount.id).unwrap().unwrap().settled_below
+    }
 }
 
 fn shown(outcome: Outcome) -> View {
@@ -196,7 +207,7 @@ fn refused(outcome: Outcome, part: &str) {
 #[test]
 fn a_view_is_made_in_steps_and_what_is_none_is_refused() {
     let mut bench = Fixture::new();
-    assert_eq!(bench.frozen(), (0, 0), "whatever is asked for");
+    assert_eq!((bench.frozen(), bench.settled()), ((0, 0), 0), "whatever is asked for");
     let file = bench.file("f");
     bench.make(file, 0);
     let begun = bench.begin("a");
@@ -207,18 +218,24 @@ fn a_view_is_made_in_steps_and_what_is_none_is_refused() {
         let wrong = Some(View { name: "b".into(), ..wrong });
         refused(bench.run(Kind::BeginView(BeginView { view: wrong })), "gone");
     }
-    refused(bench.run(Kind::FreezeView(FreezeView { id: 2 })), "no view 2");
+    let freezing = |id: u32, settled: bool| Kind::FreezeView(FreezeView { id, settled });
+    refused(bench.run(freezing(2, false)), "no view 2");
+    refused(bench.run(freezing(1, true)), "none that is frozen");
     refused(bench.run(Kind::FinishView(FinishView { view: Some(begun.clone()) })), "not frozen yet");
 
     bench.cut(file, 0);
     let epoch = bench.tables().counters().unwrap().mounts_epoch;
-    let frozen = bench.freeze(1);
+    let frozen = shown(bench.run(freezing(1, false)));
     let counters = bench.tables().counters().unwrap();
     assert_eq!((frozen.generation, frozen.last_inode), (2, counters.inode), "later than that of the cut");
     assert_eq!((bench.frozen(), counters.mounts_epoch), ((2, counters.inode), epoch + 1));
     assert_eq!((counters.frozen_views, counters.unfrozen_views), (1, 0));
     assert_eq!(bench.next(file), 2);
-    refused(bench.run(Kind::FreezeView(FreezeView { id: 1 })), "to be frozen");
+    refused(bench.run(freezing(1, false)), "to be frozen");
+    assert_eq!(bench.settled(), 0);
+    refused(bench.run(Kind::FinishView(FinishView { view: Some(frozen.clone()) })), "not frozen yet");
+    assert_eq!(bench.settle(1), frozen);
+    assert_eq!((bench.settled(), bench.tables().counters().unwrap().mounts_epoch), (2, epoch + 2));
 
     let made = View { etag: "e".into(), names: 5, name: "other".into(), generation: 77, ..begun };
     let ready = shown(bench.run(Kind::FinishView(FinishView { view: Some(made) })));
@@ -228,13 +245,13 @@ fn a_view_is_made_in_steps_and_what_is_none_is_refused() {
 
     // Other options leave what is frozen, and the mount stays as long as there are views.
     let mounts_epoch = bench.tables().counters().unwrap().mounts_epoch;
-    let mount = Some(Mount { frozen_below: 0, frozen_inodes: 0, ttl_ms: 5, ..bench.mount.clone() });
+    let mount = Some(Mount { ttl_ms: 5, ..bench.mount.clone() });
     assert!(matches!(bench.run(Kind::UpdateMount(UpdateMount { mount, mounts_epoch })), Outcome::Mount(_)));
-    assert_eq!(bench.frozen(), (2, counters.inode));
+    assert_eq!((bench.frozen(), bench.settled()), ((2, counters.inode), 2));
     let unmount = Kind::RemoveMount(RemoveMount { mount_id: 1, change: 0, discard: true });
     assert_eq!(bench.run(unmount.clone()), Outcome::OutOfDate);
     bench.remove(1);
-    assert_eq!(bench.frozen(), (0, 0));
+    assert_eq!((bench.frozen(), bench.settled()), ((0, 0), 0));
     refused(bench.run(Kind::RemoveView(RemoveView { id: 1 })), "no view 1");
     assert_eq!(bench.begin("a").id, 2, "no number is given twice");
     bench.remove(2);
@@ -257,7 +274,9 @@ fn a_view_of_objects_keeps_no_blocks() {
     let epoch = bench.tables().counters().unwrap().mounts_epoch;
     for view in views {
         assert_eq!((view.generation, view.last_inode), (0, 0));
-        refused(bench.run(Kind::FreezeView(FreezeView { id: view.id })), "to be frozen");
+        for (settled, why) in [(false, "to be frozen"), (true, "that is frozen")] {
+            refused(bench.run(Kind::FreezeView(FreezeView { id: view.id, settled })), why);
+        }
         let ready = shown(bench.run(Kind::FinishView(FinishView { view: Some(view) })));
         bench.remove(ready.id);
     }
@@ -311,7 +330,7 @@ fn a_block_that_a_view_has_is_kept_until_it_goes() {
     assert_eq!(bench.run(lost), Outcome::LostDropped { reverted: false });
 
     assert_eq!((bench.kept(), bench.garbage()), (blocks.clone(), BTreeSet::from([of_later])));
-    let rows = bench.tables().kept_blocks(files[1]).unwrap();
+    let rows: Vec<_> = bench.tables().kept_blocks(files[1]).map(Result::unwrap).collect();
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].1.workers, [1]);
     let strays = bench.tables().strays(None, 9).unwrap();
@@ -372,12 +391,16 @@ fn a_frozen_block_is_replaced_once_and_by_what_began_as_it() {
     let made = Extent { workers: vec![1, 2], ..Fixture::block(0, 0, None) };
     assert_eq!(bench.commit(file, made).errno, 0);
     let views = [bench.begin("a").id, bench.begin("b").id];
-    for id in views {
-        bench.freeze(id);
-    }
+    bench.freeze(views[0]);
+    let early = bench.next(file);
+    shown(bench.run(Kind::FreezeView(FreezeView { id: views[1], settled: false })));
     let next = bench.next(file);
-    assert_eq!(next, 2);
+    assert_eq!((early, next), (1, 2));
+    let copied = Extent { allocated: Some(8192), ..Fixture::block(0, next, Some(0)) };
+    assert_eq!(bench.commit(file, copied.clone()).errno, stale, "others may be writing to it still");
+    bench.settle(views[1]);
     for (wrong, why) in [
+        (Fixture::block(0, early, Some(0)), "the later view has it"),
         (Fixture::block(0, next, None), "it does not say what it began as"),
         (Fixture::block(0, next, Some(1)), "of another"),
         (Fixture::block(0, next + 1, Some(0)), "of a generation that has not begun"),
@@ -386,22 +409,28 @@ fn a_frozen_block_is_replaced_once_and_by_what_began_as_it() {
     ] {
         assert_eq!(bench.commit(file, wrong).errno, stale, "{why}");
     }
-    let copied = Extent { allocated: Some(8192), ..Fixture::block(0, next, Some(0)) };
     assert_eq!(bench.commit(file, copied.clone()).errno, 0);
     let now = bench.tables().extents(file, 0).unwrap();
     assert_eq!(now, [Extent { replaces: None, ..copied.clone() }], "where it began");
     assert_eq!(bench.tables().inode(file).unwrap().unwrap().allocated, Some(8192));
     assert_eq!(bench.kept(), BTreeSet::from([(file, 0, 0)]));
-    assert_eq!(bench.tables().kept_blocks(file).unwrap()[0].1.workers, [1, 2]);
+    assert_eq!(bench.tables().kept_blocks(file).next().unwrap().unwrap().1.workers, [1, 2]);
     assert!(bench.tables().replicas_at(2, None, 9).unwrap().is_empty());
     // Another client has made the same block.
     assert_eq!(bench.commit(file, copied.clone()).errno, 0);
-    // And one whose views have gone meanwhile.
+    // What no view has any more may have been written to since it was copied.
+    let third = bench.begin("c").id;
+    bench.freeze(third);
+    let late = Fixture::block(0, bench.next(file), Some(next));
+    bench.remove(third);
+    assert_eq!((bench.frozen().0, bench.settled()), (next, next));
+    assert_eq!(bench.commit(file, late.clone()).errno, stale, "only the view that is gone had it");
     for id in views {
         bench.remove(id);
     }
     bench.release();
     assert_eq!((bench.frozen(), bench.garbage()), ((0, 0), BTreeSet::from([(file, 0, 0)])));
+    assert_eq!(bench.commit(file, late).errno, stale);
     assert_eq!(bench.commit(file, Fixture::block(0, next, None)).errno, 0, "written in place");
 }
 

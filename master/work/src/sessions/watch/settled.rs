@@ -25,10 +25,13 @@ impl WatchHub {
     /// The client of a session goes by the mount table of this epoch, and writes nothing that was begun with an earlier
     /// one.
     pub fn mounts_settled(&self, session: u64, epoch: u64) {
-        if let Some(known) = self.state.lock().sessions.get_mut(&session) {
-            known.epochs.mounts = epoch;
+        let before = self.state.lock().sessions.get_mut(&session).map(|known| {
+            // It is said again with every sign of life.
+            std::mem::replace(&mut known.epochs.mounts, epoch)
+        });
+        if before.is_some_and(|before| before != epoch) {
+            self.progress.notify_waiters();
         }
-        self.progress.notify_waiters();
     }
 
     /// Returns when every client goes by the mount table of an epoch, those that are on their way to another stream
