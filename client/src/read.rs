@@ -34,6 +34,7 @@ pub use disk_read::DiskRead;
 pub(crate) use file::EAGER_BYTES;
 pub use file::{CachedRead, OpenFile};
 pub use files::Files;
+pub(crate) use files::TrustedFile;
 pub(crate) use location::ReplicatedBlock;
 pub(crate) use part::{Owner, PartLocation};
 pub(crate) use reader::{BlockReader, REMOTE_PIECE_BYTES};

@@ -63,6 +63,19 @@ impl Cluster {
         view
     }
 
+    /// The mount is one of files, of which a view has all blocks of generation 7.
+    fn fs_mode(&self) {
+        self.master.fs_mode();
+        self.master.freeze(8);
+    }
+
+    /// Views have all blocks of earlier generations than this, as the client knows.
+    async fn freeze(&self, below: u32) {
+        self.master.freeze(below);
+        let epoch = self.master.announce_mounts();
+        self.master.settled_by(epoch).await;
+    }
+
     async fn client(&self) -> Arc<Client> {
         connect(&self.config).await
     }
@@ -144,13 +157,14 @@ async fn any_range_of_a_device_is_what_the_files_are_there() {
         let root = open.image().root().unwrap();
         for (number, bytes) in contents.iter().enumerate() {
             let file = open.image().lookup(&root, format!("f{number:03}").as_bytes()).unwrap().unwrap();
-            assert!(open.read_file(&file, 0, bytes.len() + 10).await.unwrap() == *bytes, "{name}: {number}");
+            let nid = file.nid;
+            assert!(open.read_file(nid, 0, bytes.len() + 10).await.unwrap() == *bytes, "{name}: {number}");
             let middle = bytes.len() / 2;
             assert!(
-                open.read_file(&file, middle as u64, 9).await.unwrap()
+                open.read_file(nid, middle as u64, 9).await.unwrap()
                     == bytes[middle..].get(..9).unwrap_or(&bytes[middle..])
             );
-            assert_eq!(open.read_file(&file, bytes.len() as u64, 5).await.unwrap().len(), 0);
+            assert_eq!(open.read_file(nid, bytes.len() as u64, 5).await.unwrap().len(), 0);
         }
         let stats = client.stats();
         assert!(stats.view_reads.get() > 180 && stats.view_bytes.get() > 0);
@@ -248,7 +262,7 @@ async fn blocks_of_files_are_read_where_their_masters_say() {
     let local = FakeWorker::local(1, sockets.path()).await;
     for (name, workers) in [("view-blocks-local", vec![local]), ("view-blocks", vec![FakeWorker::remote(1).await])] {
         let cluster = Cluster::new(name, workers).await;
-        cluster.master.fs_mode();
+        cluster.fs_mode();
         let bytes = content(4, 3 * MIB + 1234);
         // All blocks are this at the worker; the file has no second block, and an object for a part of that.
         cluster.workers[0].put("", "", bytes.clone());
@@ -277,7 +291,7 @@ async fn blocks_of_files_are_read_where_their_masters_say() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_that_no_worker_has_is_read_of_an_object_that_is_the_whole_file() {
     let cluster = Cluster::new("view-blocks-lost", vec![FakeWorker::remote(1).await]).await;
-    cluster.master.fs_mode();
+    cluster.fs_mode();
     let bytes = content(6, MIB + 100_000);
     let whole = ViewFile { is_whole: true, ..blocks_file("whole", 78, bytes.len(), &[]) };
     let mut files = [blocks_file("alone", 77, bytes.len(), &[]), whole];
@@ -293,11 +307,46 @@ async fn a_block_that_no_worker_has_is_read_of_an_object_that_is_the_whole_file(
         let error = read(&open, 1, 0..5000).await.unwrap_err().to_string();
         assert!(error.starts_with("view v: inode 77 (/m/alone, bytes 0-4999) cannot be read: "), "{error}");
     }
-    assert_eq!(cluster.master.views.count("LocateBlocks"), 2, "what is known may have changed");
+    assert_eq!(cluster.master.views.count("LocateBlocks"), 4, "what is known may have changed");
     let of_whole = built.places[1].1 as usize;
     // A worker that has neither gives way to the bucket.
     assert!(read(&open, 1, of_whole..of_whole + bytes.len()).await.unwrap() == bytes);
     cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_that_nobody_has_frozen_any_more_are_read_of_no_view() {
+    let sockets = tempfile::tempdir().unwrap();
+    let local = FakeWorker::local(1, sockets.path()).await;
+    for (name, workers) in [("view-thawed-local", vec![local]), ("view-thawed", vec![FakeWorker::remote(1).await])] {
+        let cluster = Cluster::new(name, workers).await;
+        cluster.fs_mode();
+        let (bytes, after) = (content(4, MIB), content(5, MIB));
+        cluster.workers[0].put_data((77, 7, 0), bytes.clone());
+        let built = build_view(3, "v", &[blocks_file("f", 77, MIB, &[])], &[], &[]);
+        let view = cluster.store(&built);
+        cluster.master.views.locate(77, &[&[1]]);
+        let client = cluster.client().await;
+        let open = cluster.open(&client, &view).await;
+        for _ in 0..2 {
+            assert!(read(&open, 1, 0..MIB).await.unwrap() == bytes, "{name}");
+        }
+        assert_eq!(cluster.master.views.count("LocateBlocks"), 1);
+        // Another view has frozen less: who is not sure asks.
+        cluster.freeze(7).await;
+        let mut buffer = vec![0; MIB];
+        assert!(!open.read_device_now(1, 0, &mut buffer));
+        assert!(read(&open, 1, 0..MIB).await.unwrap() == bytes, "{name}");
+        assert_eq!(cluster.master.views.count("LocateBlocks"), 2);
+        // The view is gone, and the block is written to.
+        cluster.master.views.remove(3);
+        cluster.freeze(0).await;
+        cluster.workers[0].put_data((77, 7, 0), after);
+        for range in [0..MIB, 5000..6000] {
+            assert!(read(&open, 1, range).await.is_err(), "{name}");
+        }
+        cluster.stop(client).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -408,6 +457,32 @@ async fn an_object_that_is_not_what_was_stored_is_not_shown() {
         assert!(error.contains(said) && error.starts_with("view v: ") && error.contains(&view.key), "{error}");
         assert_eq!(files_below(cluster.staging.path()), 0);
     }
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_looked_into_without_waiting_where_it_is_in_memory() {
+    let cluster = Cluster::new("view-look", vec![]).await;
+    let built = build_view(3, "v", &[cluster.file("a", &content(1, 50_000))], &[], &[]);
+    let view = cluster.store(&built);
+    let client = cluster.client().await;
+    let open = cluster.open(&client, &view).await;
+    let nid = open.look(|_, image| Ok(image.root()?.nid)).await.unwrap();
+    assert!(open.look_now(|_, image| image.root()).is_none_or(|root| root.unwrap().nid == nid));
+    let failed = open.look(|_, image| image.inode(1 << 40)).await.unwrap_err();
+    assert!(failed.to_string().starts_with("view v: "), "{failed}");
+    // What cannot be read at once is left to a thread that may wait, and is an error then.
+    File::options().write(true).open(open.image_path()).unwrap().set_len(4096).unwrap();
+    assert!(open.look_now(|_, image| image.root()).is_none());
+    let failed = open.look(|_, image| image.root()).await.unwrap_err();
+    assert!(failed.to_string().starts_with("view v: "), "{failed}");
+    assert!(matches!(open.read_file(nid, 0, 5).await, Err(ClientError::View { .. })));
+    assert_eq!(client.stats().view_errors.get(), 1);
+    // Whoever looks the view up has its image fetched anew, for a name that leads to none.
+    std::fs::remove_file(open.image_path()).unwrap();
+    let anew = cluster.open(&client, &view).await;
+    assert!(!Arc::ptr_eq(&anew, &open) && anew.image_path().exists());
+    assert_eq!((anew.image().root().unwrap().nid, client.stats().view_fetches.get()), (nid, 2));
     cluster.stop(client).await;
 }
 

@@ -54,6 +54,11 @@ impl<R: ReadAt> Image<R> {
         Ok(Self { source, superblock, devices })
     }
 
+    /// The same image by way of another source, which has the same bytes. Reads nothing.
+    pub fn by_way_of<S>(&self, source: S) -> Image<S> {
+        Image { source, superblock: self.superblock.clone(), devices: self.devices.clone() }
+    }
+
     /// Devices that contents are in; the first is number 1.
     pub fn devices(&self) -> &[Device] {
         &self.devices

@@ -539,7 +539,7 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     // The kernel gives the number of the device to others as soon as the mount is gone.
     let control = mount.control();
     let mount_point = mount.path().display().to_string();
-    let mut unmounted = mount.unmount();
+    let mut unmounted = unmount(&mut mount).await;
     let deadline = tokio::time::Instant::now() + DRAIN;
     while unmounted == Unmounted::Busy && tokio::time::Instant::now() < deadline {
         // With nothing in flight it is open files and working directories that hold the mount: no use to wait long.
@@ -589,7 +589,7 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
 }
 
 async fn unmount(mount: &mut Mount) -> Unmounted {
-    // Never waits for this file system: an unmount is either possible at once or refused.
+    // An unmount is either possible at once or refused; views that are mounted below are looked up by way of the mount.
     tokio::task::block_in_place(|| mount.unmount())
 }
 

@@ -521,4 +521,12 @@ fn a_view_is_mounted_where_the_mount_shows_it_until_that_ends() {
     assert!(!table.contains(mount_point), "{table}");
     cluster.start("fuse");
     assert!(read_anew(&shown.join("sizes/8")).unwrap() == content(8, 3_500_000));
+
+    // Also where nobody serves the way to it any more.
+    assert_eq!(cv(&["mount", "v"]).code, 0);
+    assert_eq!(kind(&shown), EROFS);
+    cluster.kill("fuse");
+    cluster.start("fuse");
+    assert_ne!(kind(&shown), EROFS);
+    assert!(read_anew(&shown.join("sizes/8")).unwrap() == content(8, 3_500_000));
 }

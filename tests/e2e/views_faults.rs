@@ -270,8 +270,9 @@ fn again(frozen: &Frozen) -> Vec<String> {
 
 #[test]
 fn without_the_bucket_there_are_errors_that_name_objects_and_no_zeros() {
-    let frozen = Frozen::up(Options { conf: CONF.to_owned(), ..Options::default() }, 12, 60_000, false);
-    // Every other one: what follows on files that are read one after the other is fetched ahead.
+    // What is near files that are read one after the other would be fetched ahead.
+    let conf = format!("{CONF}readahead_max = \"0B\"\n");
+    let frozen = Frozen::up(Options { conf, ..Options::default() }, 12, 60_000, false);
     let is_even = |key: &String| key.trim_end_matches(".bin").ends_with(['0', '2', '4', '6', '8']);
     let (warm, cold): (Vec<_>, Vec<_>) = frozen.tree.keys().cloned().partition(is_even);
     let read = |keys: &[String]| -> Vec<Result<(), Wrong>> {

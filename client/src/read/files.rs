@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_net::WorkerPool;
-use cavern_proto::BlockId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::buffers::BufferKey;
-use super::descriptors::{CONFIRM_EVERY, Descriptors};
+use super::descriptors::{BlockFile, CONFIRM_EVERY, Descriptors};
 use super::file::{EAGER_BYTES, OpenFile};
 use super::local_file::{PastEnd, read_now};
 use super::location::{BlockLocation, ReplicatedBlock};
@@ -29,6 +28,15 @@ use crate::stats::Stats;
 const CONFIRM_BATCH: usize = 4096;
 /// How often idle descriptors and buffers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// Whose the file of a block on this host must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TrustedFile {
+    /// Of a version of an object, which is the same in all of them. It has its end where it should.
+    OfObject,
+    /// Of a block of an fs-mode file that a view has, if it is this one. Behind its end are zeros.
+    Frozen(Option<BlockFile>),
+}
 
 /// Opens files. Cheap to clone.
 #[derive(Clone)]
@@ -112,12 +120,16 @@ impl Files {
     }
 
     /// All bytes of a span of a block, without waiting: from its file on this host, as far as that is in the page
-    /// cache, or from buffers. `past_end` is what the file has behind its end.
-    pub(crate) fn read_block_now(&self, key: BufferKey, span: &Span, past_end: PastEnd, buffer: &mut [u8]) -> bool {
+    /// cache, or from buffers.
+    pub(crate) fn read_block_now(&self, key: BufferKey, span: &Span, local: TrustedFile, buffer: &mut [u8]) -> bool {
         let core = &self.core;
-        let known = core.descriptors.get(&key.block);
-        if let Some(known) = known.filter(|known| known.contains_all(span.chunks())) {
+        let known = core.descriptors.get(&key.block).filter(|known| match local {
+            TrustedFile::OfObject => known.contains_all(span.chunks()),
+            TrustedFile::Frozen(file) => file.is_some_and(|file| known.is(&file)),
+        });
+        if let Some(known) = known {
             known.used.touch();
+            let past_end = if local == TrustedFile::OfObject { PastEnd::Missing } else { PastEnd::Zeros };
             let is_read = read_now(known.as_fd(), u64::from(span.bytes.start), buffer, past_end);
             if is_read {
                 core.stats.read_by_descriptor(buffer.len());
@@ -133,9 +145,9 @@ impl Files {
         is_here
     }
 
-    /// Whether a file of a block is known here.
-    pub(crate) fn has_file(&self, block: &BlockId) -> bool {
-        self.core.descriptors.get(block).is_some()
+    /// Whether a file of a block is open here.
+    pub(crate) fn has_file(&self, file: &BlockFile) -> bool {
+        self.core.descriptors.get(&file.block).is_some_and(|known| known.is(file))
     }
 
     /// Makes a version of an object present before it is read, as far as memory is free.

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::buffers::{ChunkLookup, Purpose};
 use super::descriptor::Descriptor;
+use super::descriptors::BlockFile;
 use super::fetch::{ChunkRequest, Fetched};
 use super::local_file::{PastEnd, read_file};
 use super::location::{BlockLocation, ReplicatedBlock};
@@ -211,15 +212,17 @@ impl BlockReader {
         }
     }
 
-    /// All bytes of a span of a block of an fs-mode file, from its file on this host; `None` where that is not known
+    /// All bytes of a span of a block of an fs-mode file, from this file on this host; `None` where that is not open
     /// here, or cannot be read.
     pub(crate) async fn read_known(
         &self,
         block: &ReplicatedBlock,
+        file: &BlockFile,
         span: &Span,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
-        let Some(known) = self.core.descriptors.get(&block.id) else { return Ok(None) };
+        let known = self.core.descriptors.get(&block.id).filter(|known| known.is(file));
+        let Some(known) = known else { return Ok(None) };
         known.used.touch();
         let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", block.name.inode));
         match self.read_local(known.clone(), start, span.length(), PastEnd::Zeros, deadline, name).await {

@@ -1,9 +1,10 @@
 //! Copies of views on this host: image, pages and index as they are in the object, and beside them what was recorded of
 //! the view.
 //!
-//! They are in a directory of this user alone, below `client.staging_directory`, by cluster. A copy gets its name when
-//! it is on disk and has been compared with its hash, and is believed from then on. Whoever shows a view holds a shared
-//! lock (flock) of its file: a copy goes when its view is gone and nobody has one.
+//! They are in a directory of this user alone, below `client.staging_directory`, by cluster. That must not be one where
+//! everybody can put another directory in the place of it. A copy gets its name when it is on disk and has been
+//! compared with its hash, and is believed from then on. Whoever shows a view holds a shared lock (flock) of its file:
+//! a copy goes when its view is gone and nobody has one.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -21,6 +22,9 @@ use rustix::process::geteuid;
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 const RECORD: &str = "record";
 const DRAFT: &str = "tmp-";
+/// Of the mode of a directory.
+const EVERYBODY_WRITES: u32 = 0o002;
+const STICKY: u32 = 0o1000;
 
 /// Bytes of a view that are kept on a host, the first ones of its object.
 pub(super) fn copied_bytes(view: &View) -> u64 {
@@ -59,6 +63,11 @@ impl Copies {
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if cluster_id.is_empty() || !cluster_id.bytes().all(is_name) {
             return Err(io::Error::other("no master has said yet which cluster this is"));
+        }
+        // Where that is not so, each may rename what is another's.
+        if fs::metadata(staging).is_ok_and(|status| status.mode() & (EVERYBODY_WRITES | STICKY) == EVERYBODY_WRITES) {
+            let text = format!("anybody may rename what is in {}: chmod +t it", staging.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         let user = staging.join(format!("cavern-views-{}", geteuid().as_raw()));
         let cluster = user.join(cluster_id);
@@ -264,6 +273,11 @@ mod tests {
         fs::remove_file(&copies.user).unwrap();
         fs::rename(&elsewhere, &copies.user).unwrap();
         assert!(copies.load(1).unwrap().is_some());
+
+        for (mode, is_fit) in [(0o777, false), (0o1777, true), (0o775, true)] {
+            fs::set_permissions(staging.path(), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(Copies::new(staging.path(), "c").is_ok(), is_fit, "{mode:o}");
+        }
     }
 
     #[test]

@@ -5,8 +5,10 @@ use std::sync::atomic::AtomicBool;
 
 use cavern_conf::process::LogLimit;
 use cavern_net::{MasterChannel, WorkerPool};
+use cavern_proto::BlockId;
 use cavern_proto::master::{Extent, View};
 use cavern_proto::view_file::BLOCK_BYTES;
+use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -15,18 +17,38 @@ use super::ahead::{Ahead, UNDER_WAY_BYTES};
 use super::table::{TablePage, ViewTable, piece};
 use crate::error::ClientError;
 use crate::mounts::MountView;
-use crate::read::{BlockReader, Files, OpenFile};
+use crate::read::{BlockFile, BlockReader, Files, OpenFile};
 use crate::stats::Stats;
 
-/// Pages of tables that are decoded, of 4 KiB as a rule: some 8 MiB in memory.
+/// Pages of tables that are decoded, of 4 KiB as a rule, and what they take in memory at most.
 const PAGES: usize = 512;
+const PAGES_BYTES: u64 = 16 << 20;
 /// Large files that are read, or were a moment ago.
 const HANDLES: usize = 256;
-/// Files of fs-mode mounts of which it is known where their blocks are.
-const LOCATED: usize = 4096;
+/// Files of fs-mode mounts, large ones, of which it is known where their blocks are; and blocks of all of them.
+const LOCATED: usize = 256;
+const LOCATED_BLOCKS: u64 = 1 << 18;
+/// Blocks that were opened on this host.
+const OPENED: usize = 1 << 14;
 
 /// A large file that is read, and whether somebody has used it since the last look.
 pub(super) type ReadHandle = (Arc<OpenFile>, Arc<AtomicBool>);
+
+/// By what an entry of a cache counts.
+#[derive(Clone)]
+pub(super) struct BySize;
+
+impl<K> Weighter<K, Arc<TablePage>> for BySize {
+    fn weight(&self, _: &K, page: &Arc<TablePage>) -> u64 {
+        page.weight()
+    }
+}
+
+impl<K> Weighter<K, Arc<[Extent]>> for BySize {
+    fn weight(&self, _: &K, blocks: &Arc<[Extent]>) -> u64 {
+        blocks.len() as u64 + 1
+    }
+}
 
 /// What all views that are open share.
 pub(super) struct ViewParts {
@@ -35,11 +57,13 @@ pub(super) struct ViewParts {
     pub pool: Arc<WorkerPool>,
     pub stats: Arc<Stats>,
     /// By view and number.
-    pub pages: Cache<(u32, usize), Arc<TablePage>>,
+    pub pages: Cache<(u32, usize), Arc<TablePage>, BySize>,
     /// By view, device, and the block that the run begins at.
     pub handles: Cache<(u32, u32, u32), ReadHandle>,
     /// By view and inode.
-    pub located: Cache<(u32, u64), Arc<[Extent]>>,
+    pub located: Cache<(u32, u64), Arc<[Extent]>, BySize>,
+    /// By view and block.
+    pub opened: Cache<(u32, BlockId), BlockFile>,
     /// Blocks of runs that may be brought.
     pub ahead: Arc<Semaphore>,
     /// By view.
@@ -48,9 +72,12 @@ pub(super) struct ViewParts {
 
 impl ViewParts {
     pub(super) fn new(master: MasterChannel, files: Files, pool: Arc<WorkerPool>, stats: Arc<Stats>) -> Self {
-        let (pages, handles, located) = (Cache::new(PAGES), Cache::new(HANDLES), Cache::new(LOCATED));
+        let (handles, opened) = (Cache::new(HANDLES), Cache::new(OPENED));
+        let pages = Cache::with_weighter(PAGES, PAGES_BYTES, BySize);
+        let located = Cache::with_weighter(LOCATED, LOCATED_BLOCKS, BySize);
         let ahead = Arc::new(Semaphore::new((UNDER_WAY_BYTES / BLOCK_BYTES) as usize));
-        Self { master, files, pool, stats, pages, handles, located, ahead, failures: LogLimit::default() }
+        let failures = LogLimit::default();
+        Self { master, files, pool, stats, pages, handles, located, opened, ahead, failures }
     }
 }
 

@@ -1,15 +1,17 @@
 //! A view that is open on this host.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_erofs::{Extent, Image, Inode, Place};
+use cavern_erofs::{Error as ImageError, Extent, Image, Place};
 use cavern_proto::master::View;
 use tokio::time::Instant;
 
 use super::devices::{Devices, ViewParts};
+use super::image::{ImageFile, would_wait};
 use super::table::ViewTable;
 use crate::error::ClientError;
 use crate::mounts::MountView;
@@ -17,7 +19,9 @@ use crate::mounts::MountView;
 /// A view whose image is on this host. It stays readable when the view is deleted, as far as its contents are there.
 pub struct OpenView {
     path: PathBuf,
-    image: Image<File>,
+    image: Image<ImageFile>,
+    /// The same, as far as it is in memory of the kernel.
+    cached: Image<ImageFile>,
     devices: Arc<Devices>,
 }
 
@@ -31,8 +35,9 @@ impl OpenView {
     ) -> Result<Self, ClientError> {
         let name = view.name.clone();
         let failed = |cause: String| ClientError::View { view: name.clone(), cause };
-        let copy = file.try_clone().map_err(|error| failed(format!("its copy cannot be opened: {error}")))?;
-        let image = Image::open(copy).map_err(|error| failed(error.to_string()))?;
+        let copy = || file.try_clone().map_err(|error| failed(format!("its copy cannot be opened: {error}")));
+        let image = Image::open(ImageFile::waiting(copy()?)).map_err(|error| failed(error.to_string()))?;
+        let cached = image.by_way_of(ImageFile::cached(copy()?));
         let table = ViewTable::open(file, &view).map_err(failed)?;
         // No device of the image may be larger than what is answered for it.
         let mut devices = image.devices().iter().zip(&view.device_blocks);
@@ -41,16 +46,48 @@ impl OpenView {
             let cause = "its image is not the one that was recorded: delete the view, and make it anew".to_owned();
             return Err(ClientError::View { view: view.name, cause });
         }
-        Ok(Self { path, image, devices: Arc::new(Devices::new(view, mount, table, parts)) })
+        Ok(Self { path, image, cached, devices: Arc::new(Devices::new(view, mount, table, parts)) })
+    }
+
+    /// Whether it is there for this client still, as far as the mount table says.
+    pub(super) fn is_shown(&self) -> bool {
+        !self.devices.mount.limits_users()
     }
 
     pub fn view(&self) -> &View {
         &self.devices.view
     }
 
-    /// Names and attributes.
-    pub fn image(&self) -> &Image<File> {
+    /// Names and attributes. *Blocking*: see [`Self::look_now`].
+    pub fn image(&self) -> &Image<ImageFile> {
         &self.image
+    }
+
+    /// Finds something in the image where that takes no waiting for a disk, for event loops; else `None`.
+    ///
+    /// # Errors
+    /// [`ClientError::View`] where the image is damaged, or cannot be read.
+    pub fn look_now<T>(
+        &self,
+        find: impl Fn(&Self, &Image<ImageFile>) -> Result<T, ImageError>,
+    ) -> Option<Result<T, ClientError>> {
+        match find(self, &self.cached) {
+            Err(error) if would_wait(&error) => None,
+            found => Some(found.map_err(|error| self.devices.failed(error.to_string()))),
+        }
+    }
+
+    /// As [`Self::look_now`], on a thread that may wait where that takes waiting.
+    pub async fn look<T: Send + 'static>(
+        self: &Arc<Self>,
+        find: impl Fn(&Self, &Image<ImageFile>) -> Result<T, ImageError> + Send + 'static,
+    ) -> Result<T, ClientError> {
+        if let Some(found) = self.look_now(&find) {
+            return found;
+        }
+        let this = self.clone();
+        let found = tokio::task::spawn_blocking(move || find(&this, &this.image)).await;
+        found.map_err(|_stopped| ClientError::Shutdown)?.map_err(|error| self.devices.failed(error.to_string()))
     }
 
     /// Where a kernel finds the image: the file has more behind it.
@@ -77,18 +114,23 @@ impl OpenView {
     /// All bytes of a range within the device, within `client.read_timeout`, or an error that was logged with the name
     /// of the file. They stay charged to the memory budget until dropped.
     pub async fn read_device(&self, device: u16, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        self.read(&[Extent { length: length as u64, place: Place::Device { device, offset } }]).await
+        let extents = [Extent { length: length as u64, place: Place::Device { device, offset } }];
+        self.noted(self.try_read(&extents)).await
     }
 
-    /// Bytes of a file of the image, fewer only at its end; as [`Self::read_device`].
-    pub async fn read_file(&self, file: &Inode, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        let end = offset.saturating_add(length as u64);
-        let extents = self.image.extents(file, offset..end).map_err(|error| self.devices.failed(error.to_string()))?;
-        self.read(&extents).await
+    /// Bytes of a file of the image, by its number there, fewer only at its end; as [`Self::read_device`].
+    pub async fn read_file(self: &Arc<Self>, nid: u64, offset: u64, length: usize) -> Result<Bytes, ClientError> {
+        let range = offset..offset.saturating_add(length as u64);
+        let read = async {
+            let extents = self.look(move |_, image| extents_of(image, nid, range.clone())).await?;
+            self.try_read(&extents).await
+        };
+        self.noted(read).await
     }
 
-    async fn read(&self, extents: &[Extent]) -> Result<Bytes, ClientError> {
-        let error = match self.try_read(extents).await {
+    /// Counts what was read, and logs why it could not be.
+    async fn noted(&self, read: impl Future<Output = Result<Bytes, ClientError>>) -> Result<Bytes, ClientError> {
+        let error = match read.await {
             Ok(bytes) => {
                 self.count(bytes.len());
                 return Ok(bytes);
@@ -128,4 +170,13 @@ impl OpenView {
         stats.view_reads.inc();
         stats.view_bytes.inc_by(bytes as u64);
     }
+}
+
+/// Where bytes of a file are: all of the range, up to its end.
+fn extents_of(image: &Image<ImageFile>, nid: u64, range: Range<u64>) -> Result<Vec<Extent>, ImageError> {
+    let file = image.inode(nid)?;
+    let wanted = range.end.min(file.size).saturating_sub(range.start);
+    let extents = image.extents(&file, range)?;
+    let is_all = extents.iter().map(|extent| extent.length).sum::<u64>() == wanted;
+    if is_all { Ok(extents) } else { Err(ImageError::Corrupt { nid, what: "not all of its content is anywhere" }) }
 }

@@ -11,13 +11,12 @@ use cavern_proto::{BlockId, ContentId};
 use tokio::time::Instant;
 
 use super::devices::Devices;
-use super::table::FileRun;
+use super::table::TableRun;
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
-use crate::read::local_file::PastEnd;
 use crate::read::span::{Span, spans};
-use crate::read::{BufferKey, EAGER_BYTES, OpenFile};
+use crate::read::{BufferKey, EAGER_BYTES, OpenFile, TrustedFile};
 
 /// Consecutive bytes of a file that are in one place, and in one block.
 #[derive(Debug)]
@@ -33,7 +32,7 @@ pub(super) enum FilePart {
 impl Devices {
     /// What up to so many bytes of a run begin with, `from` bytes behind its beginning, and how many of them that are.
     /// The error says why there are none.
-    pub(super) fn part(&self, run: FileRun<'_>, from: u64, bytes: u64) -> Result<(u64, FilePart), &'static str> {
+    pub(super) fn part(&self, run: TableRun<'_>, from: u64, bytes: u64) -> Result<(u64, FilePart), &'static str> {
         let end = run.file.offset.checked_add(from).and_then(|at| at.checked_add(bytes));
         let end = end.filter(|end| *end <= run.file.whole_size()).ok_or("the run is more than its file has")?;
         // No part crosses the end of a block: what is read of an object would have to be put together first.
@@ -55,14 +54,14 @@ impl Devices {
     }
 
     /// The generation of a block of a file; `None` where there is no block.
-    pub(super) fn generation(&self, run: &FileRun<'_>, index: u32) -> Option<u32> {
+    pub(super) fn generation(&self, run: &TableRun<'_>, index: u32) -> Option<u32> {
         let first = run.file.offset / self.mount.block_size();
         let place = usize::try_from(u64::from(index).checked_sub(first)?).ok()?;
         run.file.generations.get(place)?.checked_sub(1)
     }
 
     /// Fills a buffer with a part where nobody has to be waited for.
-    pub(super) fn read_part_now(&self, device: u32, run: &FileRun<'_>, part: &FilePart, buffer: &mut [u8]) -> bool {
+    pub(super) fn read_part_now(&self, device: u32, run: &TableRun<'_>, part: &FilePart, buffer: &mut [u8]) -> bool {
         let files = &self.parts.files;
         let at = match part {
             FilePart::Zeros => {
@@ -71,7 +70,9 @@ impl Devices {
             }
             FilePart::Block(generation, span) => {
                 let key = self.block_key(run, *generation, span.index);
-                return files.read_block_now(key, span, PastEnd::Zeros, buffer);
+                let file = self.parts.opened.get(&(self.view.id, key.block));
+                return self.is_frozen(run, *generation)
+                    && files.read_block_now(key, span, TrustedFile::Frozen(file), buffer);
             }
             FilePart::Object(at) => *at,
         };
@@ -86,14 +87,14 @@ impl Devices {
         let (Some(content), Some(span)) = (content, spans(bytes, block_size, u64::MAX).next()) else { return false };
         let block = BlockId { content, index: span.index };
         let key = BufferKey { block, version: 0, length: block_length(length, block_size, span.index) };
-        span.length() == wanted && files.read_block_now(key, &span, PastEnd::Missing, buffer)
+        span.length() == wanted && files.read_block_now(key, &span, TrustedFile::OfObject, buffer)
     }
 
     /// Fills a buffer with a part.
     pub(super) async fn read_part(
         &self,
         device: u32,
-        run: &FileRun<'_>,
+        run: &TableRun<'_>,
         part: &FilePart,
         buffer: &mut [u8],
         deadline: Instant,
@@ -114,7 +115,7 @@ impl Devices {
     pub(super) async fn read_object(
         &self,
         device: u32,
-        run: &FileRun<'_>,
+        run: &TableRun<'_>,
         at: u64,
         buffer: &mut [u8],
     ) -> Result<(), ClientError> {
@@ -135,7 +136,7 @@ impl Devices {
     }
 
     /// The object of a run, as it was frozen.
-    pub(super) fn object(&self, run: &FileRun<'_>) -> Result<ObjectVersion, ClientError> {
+    pub(super) fn object(&self, run: &TableRun<'_>) -> Result<ObjectVersion, ClientError> {
         let nameless = || self.failed(format!("no object has a name as {}", run.file.name.escape_ascii()));
         let key = run.file.object_key(run.directory).ok_or_else(nameless)?;
         let object = ObjectVersion::new(self.mount.clone(), &key, &run.file.object_etag(), run.object_length())?;
@@ -143,7 +144,7 @@ impl Devices {
     }
 
     /// Names the object, without making it anew each time.
-    fn content(&self, run: &FileRun<'_>) -> Option<ContentId> {
+    fn content(&self, run: &TableRun<'_>) -> Option<ContentId> {
         if let Some(content) = run.content.get() {
             return Some(*content);
         }
@@ -151,14 +152,14 @@ impl Devices {
         Some(*run.content.get_or_init(|| object.content))
     }
 
-    fn open_object(&self, run: &FileRun<'_>) -> Result<Arc<OpenFile>, ClientError> {
+    fn open_object(&self, run: &TableRun<'_>) -> Result<Arc<OpenFile>, ClientError> {
         let attr = Attr { inode: run.file.inode, ..Attr::default() };
         let node = Arc::new(Node::nameless(&attr, Some(self.mount.clone())));
         Ok(self.parts.files.open_object(node, self.object(run)?))
     }
 
     /// The object of a run for all who read it, with its read-ahead.
-    fn handle(&self, device: u32, run: &FileRun<'_>) -> Result<Arc<OpenFile>, ClientError> {
+    fn handle(&self, device: u32, run: &TableRun<'_>) -> Result<Arc<OpenFile>, ClientError> {
         let (handles, key) = (&self.parts.handles, (self.view.id, device, run.first));
         if let Some((file, is_used)) = handles.get(&key) {
             is_used.store(true, Ordering::Relaxed);
@@ -170,7 +171,7 @@ impl Devices {
     }
 
     /// What a failure to read bytes of a run is told as: all that a person needs to find the file.
-    pub(super) fn unreadable(&self, run: &FileRun<'_>, bytes: Range<u64>, error: ClientError) -> ClientError {
+    pub(super) fn unreadable(&self, run: &TableRun<'_>, bytes: Range<u64>, error: ClientError) -> ClientError {
         let prefix = self.mount.ufs().map(|ufs| ufs.prefix().to_owned()).unwrap_or_default();
         let directory = run.directory.strip_prefix(prefix.as_str()).unwrap_or(run.directory);
         let (mount, name) = (self.mount.path().trim_end_matches('/'), String::from_utf8_lossy(&run.file.name));

@@ -8,12 +8,12 @@ use tokio::time::Instant;
 
 use super::ahead::{BATCH_RUNS, RUN_BYTES, RunBatch};
 use super::devices::Devices;
-use super::table::{FileRun, TablePage};
+use super::table::{TablePage, TableRun};
 use crate::error::ClientError;
 
 impl Devices {
     /// A run is read.
-    pub(super) fn note(self: &Arc<Self>, device: u32, run: &FileRun<'_>) {
+    pub(super) fn note(self: &Arc<Self>, device: u32, run: &TableRun<'_>) {
         let files = &self.parts.files;
         if files.limits().readahead_max > 0
             && let Some(batch) = self.ahead.on_run(device, run.blocks())
@@ -25,7 +25,7 @@ impl Devices {
 
     async fn bring(&self, batch: RunBatch) -> Result<(), ClientError> {
         let found = self.next_runs(&batch).await?;
-        let runs: Vec<FileRun<'_>> = found.iter().filter_map(|(page, number)| page.runs().nth(*number)).collect();
+        let runs: Vec<TableRun<'_>> = found.iter().filter_map(|(page, number)| page.runs().nth(*number)).collect();
         let Some(last) = runs.last() else { return Ok(()) };
         self.ahead.begun(&batch, last.blocks().end, runs[runs.len() / 2].first);
         self.locate_all(&runs).await?;
@@ -61,14 +61,14 @@ impl Devices {
     }
 
     /// Has it known where the blocks of all of these are, with one question.
-    async fn locate_all(&self, runs: &[FileRun<'_>]) -> Result<(), ClientError> {
+    async fn locate_all(&self, runs: &[TableRun<'_>]) -> Result<(), ClientError> {
         let mut inodes = Vec::new();
         if self.view.imported {
             return Ok(());
         }
-        for FileRun { file, .. } in runs.iter().filter(|run| !self.is_of_object(run)) {
-            if file.size <= RUN_BYTES && self.parts.located.peek(&(self.view.id, file.inode)).is_none() {
-                inodes.push(file.inode);
+        for run in runs.iter().filter(|run| run.is_up_to(RUN_BYTES) && !self.is_of_object(run)) {
+            if self.parts.located.peek(&(self.view.id, run.file.inode)).is_none() {
+                inodes.push(run.file.inode);
             }
         }
         if let Some(first) = inodes.pop() {
@@ -79,12 +79,12 @@ impl Devices {
     }
 
     /// Whether no block of this cluster has anything of it.
-    fn is_of_object(&self, run: &FileRun<'_>) -> bool {
+    fn is_of_object(&self, run: &TableRun<'_>) -> bool {
         run.has_object() && (run.file.generations.is_empty() || self.view.imported)
     }
 
-    async fn make_ready(&self, run: FileRun<'_>) -> Result<(), ClientError> {
-        if run.file.size > RUN_BYTES {
+    async fn make_ready(&self, run: TableRun<'_>) -> Result<(), ClientError> {
+        if !run.is_up_to(RUN_BYTES) {
             return Ok(());
         }
         let blocks = blocks_of(run.file.size);
@@ -96,7 +96,7 @@ impl Devices {
         let Some(located) = self.parts.located.get(&(self.view.id, run.file.inode)) else { return Ok(()) };
         for extent in located.iter().filter(|extent| self.generation(&run, extent.index) == Some(extent.generation)) {
             let block = self.replicated(&run, extent.generation, extent.index, extent.workers.clone());
-            if !files.has_file(&block.id) && !self.open_here(&block).await {
+            if self.opened(&block.id).is_none() && self.open_here(&block).await.is_none() {
                 files.make_block_ready(Arc::new(block)).await?;
             }
         }

@@ -41,6 +41,7 @@ struct Inner {
     /// `client.staging_directory`.
     staging: PathBuf,
     list: Mutex<Option<(Instant, Arc<[View]>)>>,
+    listing: SingleFlight<(), Result<Arc<[View]>, ClientError>>,
     open: RwLock<HashMap<u32, Arc<OpenView>>>,
     opening: SingleFlight<u32, Result<Arc<OpenView>, ClientError>>,
 }
@@ -59,6 +60,7 @@ impl Views {
             parts: Arc::new(ViewParts::new(master, files, pool, stats)),
             staging: conf.staging_directory.clone(),
             list: Mutex::default(),
+            listing: SingleFlight::default(),
             open: RwLock::default(),
             opening: SingleFlight::default(),
         }))
@@ -67,12 +69,18 @@ impl Views {
     /// Those that are there for this client, by name; at most a second old. While no master answers: those whose copies
     /// are on this host.
     pub async fn list(&self) -> Result<Arc<[View]>, ClientError> {
-        let (known, since) = (self.0.list.lock().clone(), Instant::now());
+        let known = self.0.list.lock().clone();
         if let Some((asked, views)) = known
             && asked.elapsed() < LIST_FRESH
         {
             return Ok(views);
         }
+        let this = self.clone();
+        self.0.listing.join((), async move { this.list_anew().await }).await
+    }
+
+    async fn list_anew(&self) -> Result<Arc<[View]>, ClientError> {
+        let since = Instant::now();
         let views: Arc<[View]> = match self.ask_list().await {
             Ok(views) => {
                 self.forget_all_but(&views);
@@ -93,7 +101,7 @@ impl Views {
     async fn known_here(&self) -> Result<Vec<View>, ClientError> {
         let mut views = self.on_disk(Copies::all).await?;
         let mounts = self.0.tables.mounts();
-        views.retain(|view| mounts.get(view.mount_id).is_some());
+        views.retain(|view| mounts.get(view.mount_id).is_some_and(|mount| !mount.limits_users()));
         views.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(views)
     }
@@ -116,20 +124,39 @@ impl Views {
         Ok(self.0.parts.master.try_call("GetView", ask).await?)
     }
 
-    /// A view by its name, also one that has just been made.
+    /// A view by its name, also one that has just been made. One that is open here is found as long as no master says
+    /// that it is gone.
     ///
     /// # Errors
     /// [`ClientError::NotFound`] where there is none for this client.
     pub async fn named(&self, name: &str) -> Result<View, ClientError> {
-        if let Some(view) = self.list().await?.iter().find(|view| view.name == name) {
-            return Ok(view.clone());
+        let listed = match self.list().await {
+            Ok(views) => views.iter().find(|view| view.name == name).cloned(),
+            Err(error) => {
+                let open = self.0.open.read().values().find(|open| open.view().name == name).cloned();
+                Some(open.ok_or(error)?.view().clone())
+            }
+        };
+        match listed {
+            Some(view) => Ok(view),
+            None => self.ask(GetViewRequest { name: name.to_owned(), id: 0 }).await,
         }
-        self.ask(GetViewRequest { name: name.to_owned(), id: 0 }).await
+    }
+
+    /// Where in the namespace of this cluster a view was made, or has its objects; `None` where its mount is not known.
+    pub fn path(&self, view: &View) -> Option<String> {
+        if !view.imported {
+            return Some(view.path.clone());
+        }
+        self.0.tables.mounts().get(view.mount_id).map(|mount| mount.path().to_owned())
     }
 
     /// With its image on this host: fetched and verified where it is not there. One fetch at a time for all who wait.
     pub async fn open(&self, view: &View) -> Result<Arc<OpenView>, ClientError> {
-        if let Some(open) = self.opened(view.id) {
+        // Somebody may have tidied up where copies are, and this one's name is to lead to it.
+        if let Some(open) = self.opened(view.id)
+            && tokio::fs::try_exists(open.image_path()).await.unwrap_or(true)
+        {
             return Ok(open);
         }
         let (this, view) = (self.clone(), view.clone());
@@ -150,12 +177,16 @@ impl Views {
 
     /// Without waiting.
     pub fn opened(&self, id: u32) -> Option<Arc<OpenView>> {
-        self.0.open.read().get(&id).cloned()
+        self.0.open.read().get(&id).filter(|open| open.is_shown()).cloned()
     }
 
     async fn open_copy(&self, view: View) -> Result<Arc<OpenView>, ClientError> {
         let id = view.id;
         let mount = self.0.tables.mount(view.mount_id).await?;
+        if mount.limits_users() {
+            let text = format!("the view {} is not there for a client whose users are limited", view.name);
+            return Err(ClientError::NotFound(text));
+        }
         let known = self.on_disk(move |copies| Ok((copies.path(id), copies.load(id)?))).await?;
         let copy = match known {
             (path, Some((record, file))) if record.hash == view.hash => (path, file),

@@ -17,7 +17,12 @@ use prost::Message as _;
 use crate::read::local_file::{PastEnd, read_now};
 
 /// Pages up to this size are decoded where somebody waits for more than this page.
-const PAGE_BYTES_NOW: usize = 64 << 10;
+const PAGE_BYTES_NOW: u64 = 64 << 10;
+/// No page that a master writes is larger, nor is an index: what says so is damaged, and would take memory.
+const PAGE_BYTES_MAX: u64 = 256 << 20;
+const INDEX_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of a run in memory, beside those that it has in its page.
+const RUN_WEIGHT: u64 = 256;
 
 /// Where the pages of a view are.
 pub(super) struct ViewTable {
@@ -30,13 +35,15 @@ pub(super) struct ViewTable {
 /// What is in some consecutive blocks of a device.
 pub(super) struct TablePage {
     page: ViewPage,
+    /// In the table.
+    bytes: usize,
     /// Of each run, where its bytes are those of an object: what names that, once somebody has wanted to know.
     contents: Box<[OnceLock<ContentId>]>,
 }
 
 /// A file in the blocks of a device, or a part of one.
 #[derive(Clone, Copy)]
-pub(super) struct FileRun<'p> {
+pub(super) struct TableRun<'p> {
     /// The block that it begins at.
     pub first: u32,
     /// Key prefix of its directory.
@@ -51,7 +58,7 @@ pub(super) struct Piece<'p> {
     /// At least 1.
     pub bytes: u64,
     /// The run, and where in it they begin; `None` for zeros.
-    pub run: Option<(FileRun<'p>, u64)>,
+    pub run: Option<(TableRun<'p>, u64)>,
 }
 
 impl ViewTable {
@@ -59,9 +66,11 @@ impl ViewTable {
     pub(super) fn open(file: File, view: &View) -> Result<Self, String> {
         let start = view.image_bytes;
         let unreadable = |error: &dyn std::fmt::Display| format!("the index of its table cannot be read: {error}");
-        let bytes = usize::try_from(view.index_bytes).map_err(|error| unreadable(&error))?;
-        let mut encoded = vec![0; bytes];
-        file.read_exact_at(&mut encoded, start + view.pages_bytes).map_err(|error| unreadable(&error))?;
+        let from = start.checked_add(view.pages_bytes).filter(|_| view.index_bytes <= INDEX_BYTES_MAX);
+        let from = from.ok_or_else(|| unreadable(&"it is larger than any"))?;
+        // No more than that.
+        let mut encoded = vec![0; view.index_bytes as usize];
+        file.read_exact_at(&mut encoded, from).map_err(|error| unreadable(&error))?;
         let index = ViewIndex::decode(&encoded[..]).map_err(|error| unreadable(&error))?;
         let index = PageIndex::new(index, view.pages_bytes).ok_or_else(|| unreadable(&"it does not fit the pages"))?;
         Ok(Self { file, index, start })
@@ -75,8 +84,12 @@ impl ViewTable {
 
     /// A page that is in memory of the kernel, and no large one.
     pub(super) fn load_now(&self, number: usize) -> Option<TablePage> {
+        let Range { start, end } = self.index.bytes_of(number)?;
+        if end - start > PAGE_BYTES_NOW {
+            return None;
+        }
         let read = |start: u64, bytes: &mut [u8]| {
-            let is_read = bytes.len() <= PAGE_BYTES_NOW && read_now(&self.file, start, bytes, PastEnd::Missing);
+            let is_read = read_now(&self.file, start, bytes, PastEnd::Missing);
             if is_read { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WouldBlock)) }
         };
         self.load_by(number, read).ok()?
@@ -94,18 +107,26 @@ impl ViewTable {
     ) -> Result<Option<TablePage>, String> {
         let unreadable = |error: &dyn std::fmt::Display| format!("page {number} of its table cannot be read: {error}");
         let Some(Range { start, end }) = self.index.bytes_of(number) else { return Ok(None) };
-        // Of 32 bits.
+        if end - start > PAGE_BYTES_MAX {
+            return Err(unreadable(&"it is larger than any"));
+        }
         let mut encoded = vec![0; (end - start) as usize];
         read(self.start + start, &mut encoded).map_err(|error| unreadable(&error))?;
+        let bytes = encoded.len();
         let page = ViewPage::decode(Bytes::from(encoded)).map_err(|error| unreadable(&error))?;
-        Ok(Some(TablePage::new(page)))
+        Ok(Some(TablePage::new(page, bytes)))
     }
 }
 
 impl TablePage {
-    fn new(page: ViewPage) -> Self {
+    fn new(page: ViewPage, bytes: usize) -> Self {
         let contents = runs(&page).map(|_| OnceLock::new()).collect();
-        Self { page, contents }
+        Self { page, bytes, contents }
+    }
+
+    /// What it takes in memory, about: as much for each run as for some bytes of the table.
+    pub(super) fn weight(&self) -> u64 {
+        self.bytes as u64 + RUN_WEIGHT * self.contents.len() as u64
     }
 
     pub(super) fn device(&self) -> u32 {
@@ -113,13 +134,13 @@ impl TablePage {
     }
 
     /// In the order of their blocks.
-    pub(super) fn runs(&self) -> impl Iterator<Item = FileRun<'_>> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = TableRun<'_>> {
         let found = runs(&self.page).zip(self.contents.iter());
-        found.map(|((first, directory, file), content)| FileRun { first, directory, file, content })
+        found.map(|((first, directory, file), content)| TableRun { first, directory, file, content })
     }
 }
 
-impl FileRun<'_> {
+impl TableRun<'_> {
     /// Those that it has on its device.
     pub(super) fn blocks(&self) -> Range<u32> {
         self.first..self.first.saturating_add(blocks_of(self.file.size))
@@ -132,6 +153,12 @@ impl FileRun<'_> {
     /// Bytes of the object, which is all of a file of a cache-mode mount.
     pub(super) fn object_length(&self) -> u64 {
         self.file.object_size.unwrap_or(self.file.whole_size())
+    }
+
+    /// Whether all that may have to be fetched for it has no more than so many bytes: what is left of an object that
+    /// was cut is in all of that.
+    pub(super) fn is_up_to(&self, bytes: u64) -> bool {
+        self.file.whole_size() <= bytes && (!self.has_object() || self.object_length() <= bytes)
     }
 }
 
@@ -164,6 +191,7 @@ pub(super) fn piece(page: Option<&TablePage>, device: u32, bytes: Range<u64>) ->
 mod tests {
     use std::io::Write as _;
 
+    use cavern_proto::record::ViewDirectory;
     use cavern_proto::view_file::PageBuilder;
     use proptest::prelude::*;
 
@@ -235,13 +263,12 @@ mod tests {
         let files: Vec<_> = (0..500).map(|name| (0, 10 * name as u32, name, 30_000)).collect();
         let (table, _) = table(&files);
         let last = table.find(0, 4999 * BLOCK_BYTES).unwrap();
-        assert!(last > 1 && table.has(last) && !table.has(last + 1));
+        assert!(last > 1);
         for number in 0..=last {
             let (now, page) = (table.load_now(number), table.load(number).unwrap().unwrap());
             assert!(now.is_none_or(|now| now.page == page.page));
         }
-        assert!(table.load_now(last + 1).is_none());
-        assert!(table.load(last + 1).err().unwrap().contains("page"));
+        assert!(table.load_now(last + 1).is_none() && table.load(last + 1).unwrap().is_none());
     }
 
     #[test]
@@ -255,17 +282,38 @@ mod tests {
             View { index_bytes: view.index_bytes + 1, ..view.clone() },
             View { index_bytes: 0, ..view.clone() },
             View { image_bytes: 1 << 40, ..view.clone() },
+            View { image_bytes: u64::MAX, ..view.clone() },
+            View { index_bytes: u64::MAX, ..view.clone() },
         ] {
             assert!(ViewTable::open(file(), &wrong).is_err_and(|error| error.contains("index")), "{wrong:?}");
         }
+        // A page that would take all memory is damaged.
+        let index = ViewIndex { first: vec![0], lengths: vec![u32::MAX] };
+        let index = PageIndex::new(index, u64::from(u32::MAX)).unwrap();
+        let huge = ViewTable { file: file(), index, start: 0 };
+        assert!(huge.load(0).is_err_and(|error| error.contains("larger")) && huge.load_now(0).is_none());
+    }
+
+    #[test]
+    fn what_may_have_to_be_fetched_of_a_run_is_more_than_what_it_has() {
+        let is_small = |file: &ViewFile| {
+            let content = OnceLock::new();
+            TableRun { first: 0, directory: "", file, content: &content }.is_up_to(1 << 20)
+        };
+        let file = ViewFile { size: 1000, inode: 7, ..ViewFile::default() };
+        let mut cut = ViewFile { object_size: Some(1 << 40), valid: Some(1000), ..file.clone() };
+        cut.set_object_etag("etag");
+        let end = ViewFile { offset: 8 << 40, file_size: Some((8 << 40) + 1000), ..file.clone() };
+        assert!(is_small(&file) && !is_small(&cut) && !is_small(&end));
+        assert!(!is_small(&ViewFile { size: 2 << 20, ..ViewFile::default() }));
     }
 
     #[test]
     fn a_run_of_impossible_size_ends_somewhere() {
         let file = ViewFile { name: "f".into(), size: u64::MAX, ..ViewFile::default() };
-        let directory = cavern_proto::record::ViewDirectory { key: String::new(), files: vec![file] };
+        let directory = ViewDirectory { key: String::new(), files: vec![file] };
         let page = ViewPage { device: 0, first_block: 7, directories: vec![directory] };
-        let page = TablePage::new(page);
+        let page = TablePage::new(page, 20);
         let end = u64::from(u32::MAX) * BLOCK_BYTES;
         let found = piece(Some(&page), 0, end - 1..end);
         assert_eq!((found.bytes, found.run.unwrap().1), (1, end - 1 - 7 * BLOCK_BYTES));

@@ -90,9 +90,12 @@ impl Views for FakeViews {
         request: Request<LocateBlocksRequest>,
     ) -> Result<Response<LocateBlocksReply>, Status> {
         self.enter("LocateBlocks");
-        let LocateBlocksRequest { inode, mut prefetch, .. } = request.into_inner();
+        let LocateBlocksRequest { view, inode, mut prefetch } = request.into_inner();
         prefetch.push(inode);
         let state = self.0.lock();
+        if !state.views.iter().any(|known| known.id == view) {
+            return Err(Status::not_found("no such view"));
+        }
         let files = prefetch.into_iter().filter_map(|inode| {
             let extents = state.located.get(&inode)?.clone();
             Some(LocatedFile { inode, extents })

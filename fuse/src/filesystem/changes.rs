@@ -43,10 +43,14 @@ impl Inner {
         if let Some(errno) = self.cached_refusal(&attempt) {
             return reply.error(errno);
         }
-        let this = Arc::clone(self);
+        let (this, is_virtual) = (Arc::clone(self), self.takes_virtual(&attempt.change));
         reply.run_uninterruptible(move |reply| async move {
             let operation = attempt.operation;
             let made = this.make(attempt).await;
+            if is_virtual && made.as_ref().is_err_and(|error| error.errno() == libc::ENOENT) {
+                // For `ENOENT` the kernel forgets the name, and detaches whatever is mounted below.
+                return reply.error(libc::EBUSY);
+            }
             this.answer_with(operation, made, reply, |(node, changed), reply| answer(&this, &node, &changed, reply));
         });
     }

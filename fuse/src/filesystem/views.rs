@@ -14,19 +14,22 @@
 //! `EIO`.
 //!
 //! What is in a view never changes, so the kernel keeps it. Names of views it keeps for a second, since a view that was
-//! deleted may be made anew.
+//! deleted may be made anew. A mount of a part of the namespace shows the views of that part.
+//!
+//! Images are files of this host: an event loop looks into them as far as they are in memory, and leaves the rest to
+//! threads that may wait for a disk.
 
 use std::fmt::Display;
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_client::view::OpenView;
+use cavern_client::view::{ImageFile, OpenView};
 use cavern_client::{Access, ClientError};
 use cavern_conf::host;
 use cavern_erofs::{DirectoryEntry as ImageEntry, Error as ImageError, Image, Inode, Kind, Place};
+use cavern_proto::master::View;
 use cavern_proto::view_file::DEVICES_MAX;
 use cavern_proto::{CHUNK_BYTES, NAME_MAX, ROOT_INODE};
 
@@ -116,23 +119,34 @@ fn rest(end: u64, offset: u64, length: usize) -> usize {
     usize::try_from(end.saturating_sub(offset)).map_or(length, |left| left.min(length))
 }
 
+/// Whether a path of the namespace is another one, or below it.
+fn is_within(path: &str, top: &str) -> bool {
+    let mut names = path.split('/').filter(|name| !name.is_empty());
+    top.split('/').filter(|name| !name.is_empty()).all(|name| names.next() == Some(name))
+}
+
 /// Reads where nothing has to be waited for, up to the end.
 fn read_now(view: &OpenView, node: ViewNode, offset: u64, into: &mut [u8]) -> Option<usize> {
     if let Some(device) = node.device() {
         let length = rest(view.device_bytes(device)?, offset, into.len());
         return (length == 0 || view.read_device_now(device, offset, &mut into[..length])).then_some(length);
     }
-    let file = view.image().inode(node.number).ok()?;
-    let length = rest(file.size, offset, into.len());
+    let asked = into.len();
+    let found = view.look_now(|_, image| {
+        let file = image.inode(node.number)?;
+        let length = rest(file.size, offset, asked);
+        Ok((length, image.extents(&file, offset..offset.saturating_add(length as u64))?))
+    });
+    let (length, extents) = found?.ok()?;
     let mut left = &mut into[..length];
-    for extent in view.image().extents(&file, offset..offset.saturating_add(length as u64)).ok()? {
+    for extent in extents {
         let (part, behind) = left.split_at_mut_checked(usize::try_from(extent.length).ok()?)?;
         let is_read = match extent.place {
             Place::Hole => {
                 part.fill(0);
                 true
             }
-            // The image itself, which is read elsewhere.
+            // No view has contents in its image.
             Place::Device { device: 0, .. } => false,
             Place::Device { device, offset } => view.read_device_now(device, offset, part),
         };
@@ -179,10 +193,7 @@ impl Inner {
         match operation {
             Operation::Lookup { name } if name.len() > NAME_MAX => reply.error(libc::ENAMETOOLONG),
             Operation::Lookup { name } if node == ViewNode::TOP => self.lookup_view(name, reply),
-            Operation::Lookup { name } => {
-                let name = name.to_vec();
-                self.with_view(node, reply, move |this, view, reply| this.lookup_in_view(view, node, &name, reply));
-            }
+            Operation::Lookup { name } => self.lookup_in_view(node, name, reply),
             Operation::Getattr => self.stat_view(node, reply, |attributes, reply| reply.attr(attributes)),
             Operation::Statx => self.stat_view(node, reply, |attributes, reply| reply.statx(attributes, None)),
             Operation::Open { flags } if access(flags.cast_signed()) == Access::Write => {
@@ -205,14 +216,15 @@ impl Inner {
             Operation::Readdirplus { offset, size, .. } => {
                 self.list_view(node, offset, size, ReaddirKind::Entries, reply);
             }
-            Operation::Readlink if node != ViewNode::TOP => self.with_view(node, reply, move |this, view, reply| {
-                if node.number == IMAGE {
-                    return reply.bytes(view.image_path().as_os_str().as_encoded_bytes());
-                }
-                let image = view.image();
-                let target = image.inode(node.number).and_then(|link| image.target(&link));
-                this.answer_of_image(view, target, reply, |target, reply| reply.bytes(&target));
-            }),
+            Operation::Readlink if node != ViewNode::TOP => self.with_image(
+                node,
+                reply,
+                move |view, image| match node.number {
+                    IMAGE => Ok(view.image_path().as_os_str().as_encoded_bytes().to_vec()),
+                    number => image.target(&image.inode(number)?),
+                },
+                |_, target, reply| reply.bytes(&target),
+            ),
             Operation::Getxattr { name, size } if self.has_xattrs(node) && is_kept(name, self.features.posix_acl) => {
                 let name = name.to_vec();
                 self.with_xattrs_of_view(node, reply, move |xattrs, reply| {
@@ -235,40 +247,43 @@ impl Inner {
         }
     }
 
-    /// Has something done with the view of a node: at once where it is open in this process.
-    fn with_view(
+    /// Whether a view is of something in the part of the namespace that is mounted here.
+    fn shows(&self, view: &View) -> bool {
+        let path = || self.client.views().path(view).unwrap_or_default();
+        self.root.path() == "/" || is_within(&path(), self.root.path())
+    }
+
+    /// A view that is open in this process, and shown here.
+    fn opened_view(&self, id: u32) -> Option<Arc<OpenView>> {
+        self.client.views().opened(id).filter(|view| self.shows(view.view()))
+    }
+
+    async fn open_view(&self, id: u32) -> Result<Arc<OpenView>, ClientError> {
+        let view = self.client.views().open_id(id).await?;
+        if self.shows(view.view()) { Ok(view) } else { Err(ClientError::NotFound(format!("view {id}"))) }
+    }
+
+    /// Has something found in the image of the view of a node: at once where that takes no waiting.
+    fn with_image<T: Send + 'static>(
         self: &Arc<Self>,
         node: ViewNode,
         reply: Reply,
-        work: impl FnOnce(&Self, &OpenView, Reply) + Send + 'static,
+        find: impl Fn(&OpenView, &Image<ImageFile>) -> Result<T, ImageError> + Send + 'static,
+        answer: impl FnOnce(&Self, T, Reply) + Send + 'static,
     ) {
-        if let Some(view) = self.client.views().opened(node.view) {
-            return work(self, &view, reply);
+        if let Some(view) = self.opened_view(node.view)
+            && let Some(found) = view.look_now(&find)
+        {
+            return self.answer_with("view", found, reply, |found, reply| answer(self, found, reply));
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
-            match this.client.views().open_id(node.view).await {
-                Ok(view) => work(&this, &view, reply),
+            let found = async { this.open_view(node.view).await?.look(find).await };
+            match found.await {
                 Err(ClientError::NotFound(_)) => reply.error(libc::ESTALE),
-                Err(error) => this.failures.answer(reply, "view", &error),
+                found => this.answer_with("view", found, reply, |found, reply| answer(&this, found, reply)),
             }
         });
-    }
-
-    fn answer_of_image<T>(
-        &self,
-        view: &OpenView,
-        found: Result<T, ImageError>,
-        reply: Reply,
-        answer: impl FnOnce(T, Reply),
-    ) {
-        match found {
-            Ok(found) => answer(found, reply),
-            Err(cause) => {
-                self.log_failed(view.view().id, &cause);
-                reply.error(libc::EIO);
-            }
-        }
     }
 
     /// Logs what the client has not logged.
@@ -289,44 +304,51 @@ impl Inner {
         let Some((name, number)) = parsed(name) else { return reply.error(libc::ENOENT) };
         let (this, name) = (Arc::clone(self), name.to_owned());
         reply.defer(move |reply| async move {
-            let views = this.client.views();
-            let found = async { views.open(&views.named(&name).await?).await };
-            match found.await {
-                Ok(view) => {
-                    let node = ViewNode { view: view.view().id, number };
-                    if node.device().is_some_and(|device| view.device_bytes(device).is_none()) {
-                        return reply.error(libc::ENOENT);
-                    }
-                    let attr = attr_in_view(&view, node);
-                    this.answer_of_image(&view, attr, reply, |attr, reply| reply.entry(&this.view_entry(node, attr)));
+            let found = async {
+                let (views, none) = (this.client.views(), || ClientError::NotFound(name.clone()));
+                let view = Some(views.named(&name).await?).filter(|view| this.shows(view)).ok_or_else(none)?;
+                let view = views.open(&view).await?;
+                let node = ViewNode { view: view.view().id, number };
+                if node.device().is_some_and(|device| view.device_bytes(device).is_none()) {
+                    return Err(none());
                 }
+                let attr = view.look(move |view, image| attr_in_view(view, image, node)).await?;
+                Ok(this.view_entry(node, attr))
+            };
+            match found.await {
                 Err(ClientError::NotFound(_)) => reply.error(libc::ENOENT),
-                Err(error) => this.failures.answer(reply, "view", &error),
+                found => this.answer_with("view", found, reply, |entry, reply| reply.entry(&entry)),
             }
         });
     }
 
-    fn lookup_in_view(&self, view: &OpenView, node: ViewNode, name: &[u8], reply: Reply) {
-        let handle = Handle::of_name(name);
-        if handle == Some(Handle::Itself) {
-            let attr = attr_in_view(view, node);
-            return self.answer_of_image(view, attr, reply, |attr, reply| reply.entry(&self.view_entry(node, attr)));
+    fn lookup_in_view(self: &Arc<Self>, node: ViewNode, name: &[u8], reply: Reply) {
+        match Handle::of_name(name) {
+            Some(Handle::Itself) => {
+                return self.with_image(
+                    node,
+                    reply,
+                    move |view, image| attr_in_view(view, image, node),
+                    move |this, attr, reply| reply.entry(&this.view_entry(node, attr)),
+                );
+            }
+            Some(Handle::Parent) if node.is_named() => return reply.entry(&self.views_entry()),
+            _ if !node.is_inode() => return reply.error(libc::ENOTDIR),
+            _ => {}
         }
-        if handle == Some(Handle::Parent) && node.is_named() {
-            return reply.entry(&self.views_entry());
-        }
-        if !node.is_inode() {
-            return reply.error(libc::ENOTDIR);
-        }
-        let image = view.image();
-        let found = image.inode(node.number).and_then(|directory| match image.lookup(&directory, name)? {
-            Some(inode) => Ok(Some((node.inode(inode.nid)?, inode))),
-            None => Ok(None),
-        });
-        self.answer_of_image(view, found, reply, |found, reply| match found {
-            Some((node, inode)) => reply.entry(&self.view_entry(node, attr_of_inode(node, &inode))),
-            None => reply.no_entry(Duration::from_secs(FOR_LONG)),
-        });
+        let name = name.to_vec();
+        self.with_image(
+            node,
+            reply,
+            move |_, image| match image.lookup(&image.inode(node.number)?, &name)? {
+                Some(inode) => Ok(Some((node.inode(inode.nid)?, inode))),
+                None => Ok(None),
+            },
+            |this, found, reply| match found {
+                Some((node, inode)) => reply.entry(&this.view_entry(node, attr_of_inode(node, &inode))),
+                None => reply.no_entry(Duration::from_secs(FOR_LONG)),
+            },
+        );
     }
 
     fn stat_view(
@@ -339,19 +361,25 @@ impl Inner {
         if node == ViewNode::TOP {
             return answer(&attributes(self.views_attr()), reply);
         }
-        self.with_view(node, reply, move |this, view, reply| {
-            this.answer_of_image(view, attr_in_view(view, node), reply, |attr, reply| answer(&attributes(attr), reply));
-        });
+        self.with_image(
+            node,
+            reply,
+            move |view, image| attr_in_view(view, image, node),
+            move |_, attr, reply| answer(&attributes(attr), reply),
+        );
     }
 
     fn list_view(self: &Arc<Self>, node: ViewNode, offset: u64, size: u32, kind: ReaddirKind, reply: Reply) {
         if node == ViewNode::TOP {
             return self.list_views(offset, size, kind, reply);
         }
-        self.with_view(node, reply, move |this, view, reply| {
-            let page = this.page_of_view(view, node, offset, size, kind);
-            this.answer_of_image(view, page, reply, |page, reply| reply.bytes(page.as_bytes()));
-        });
+        let this = Arc::clone(self);
+        self.with_image(
+            node,
+            reply,
+            move |_, image| this.page_of_view(image, node, offset, size, kind),
+            |_, page, reply| reply.bytes(page.as_bytes()),
+        );
     }
 
     /// The trees, in the order of their ids: what comes and goes meanwhile moves no other.
@@ -362,7 +390,7 @@ impl Inner {
             this.answer_with("readdir", views, reply, |views, reply| {
                 let above = [(1, &b"."[..], ViewNode::TOP.id(), libc::S_IFDIR), (2, b"..", ROOT_NODE, libc::S_IFDIR)];
                 let mut entries: Vec<_> = above.into_iter().collect();
-                entries.extend(views.iter().map(|view| {
+                entries.extend(views.iter().filter(|view| this.shows(view)).map(|view| {
                     let root = ViewNode { view: view.id, number: FIRST_INODE };
                     (u64::from(view.id) + 2, view.name.as_bytes(), root.id(), libc::S_IFDIR)
                 }));
@@ -374,13 +402,13 @@ impl Inner {
 
     fn page_of_view(
         &self,
-        view: &OpenView,
+        image: &Image<ImageFile>,
         node: ViewNode,
         offset: u64,
         size: u32,
         kind: ReaddirKind,
     ) -> Result<DirectoryPage, ImageError> {
-        let (image, mut page) = (view.image(), DirectoryPage::new(READ_MAX.min(size as usize)));
+        let mut page = DirectoryPage::new(READ_MAX.min(size as usize));
         let (directory, mut failed) = (image.inode(node.number)?, None);
         image.read_directory(&directory, offset, &mut |found| {
             match self.add_of_view(&mut page, image, (node, &directory), found, kind) {
@@ -396,7 +424,7 @@ impl Inner {
     fn add_of_view(
         &self,
         page: &mut DirectoryPage,
-        image: &Image<File>,
+        image: &Image<ImageFile>,
         (above, directory): (ViewNode, &Inode),
         found: &ImageEntry<'_>,
         kind: ReaddirKind,
@@ -429,16 +457,18 @@ impl Inner {
         reply: Reply,
         answer: impl FnOnce(Vec<(Vec<u8>, Vec<u8>)>, Reply) + Send + 'static,
     ) {
-        self.with_view(node, reply, move |this, view, reply| {
-            let xattrs = view.image().inode(node.number).and_then(|inode| view.image().xattrs(&inode));
-            this.answer_of_image(view, xattrs, reply, answer);
-        });
+        self.with_image(
+            node,
+            reply,
+            move |_, image| image.xattrs(&image.inode(node.number)?),
+            move |_, xattrs, reply| answer(xattrs, reply),
+        );
     }
 
     fn read_view(self: &Arc<Self>, node: ViewNode, offset: u64, size: u32, reply: Reply, payload: &mut [u8]) {
         let length = payload.len().min(size as usize);
         let into = &mut payload[..length];
-        let read = self.client.views().opened(node.view).and_then(|view| read_now(&view, node, offset, into));
+        let read = self.opened_view(node.view).and_then(|view| read_now(&view, node, offset, into));
         if let Some(read) = read {
             return reply.bytes(&into[..read]);
         }
@@ -460,29 +490,17 @@ impl Inner {
     /// All bytes of a range, up to the end; `None` where that is logged, or has been.
     async fn read_waiting(&self, node: ViewNode, offset: u64, length: usize) -> Option<Bytes> {
         let failed = |cause: &dyn Display| self.log_failed(node.view, cause);
-        let opened = self.client.views().open_id(node.view).await;
-        let view = opened.map_err(|error| failed(&error)).ok()?;
-        let (wanted, read) = match node.device() {
-            Some(device) => {
-                let length = rest(view.device_bytes(device).unwrap_or(0), offset, length);
-                if length == 0 {
-                    return Some(Bytes::new());
-                }
-                (length, view.read_device(device, offset, length).await)
-            }
-            None => {
-                let file = view.image().inode(node.number).map_err(|error| failed(&error)).ok()?;
-                let length = rest(file.size, offset, length);
-                (length, view.read_file(&file, offset, length).await)
-            }
-        };
-        // The client has logged an error.
-        let bytes = read.ok()?;
-        if bytes.len() != wanted {
-            failed(&format_args!("{} bytes came of {wanted} at {offset}", bytes.len()));
+        let view = self.open_view(node.view).await.map_err(|error| failed(&error)).ok()?;
+        // The client logs its own errors.
+        let Some(device) = node.device() else { return view.read_file(node.number, offset, length).await.ok() };
+        let Some(bytes) = view.device_bytes(device) else {
+            failed(&format_args!("it has no device {device}"));
             return None;
+        };
+        match rest(bytes, offset, length) {
+            0 => Some(Bytes::new()),
+            length => view.read_device(device, offset, length).await.ok(),
         }
-        Some(bytes)
     }
 }
 
@@ -519,7 +537,7 @@ fn attr_of_inode(node: ViewNode, inode: &Inode) -> Attr {
 }
 
 /// Who reads a device reads all files, whatever their modes: it is root's.
-fn attr_in_view(view: &OpenView, node: ViewNode) -> Result<Attr, ImageError> {
+fn attr_in_view(view: &OpenView, image: &Image<ImageFile>, node: ViewNode) -> Result<Attr, ImageError> {
     let made = time(view.view().created_ns);
     if node.number == IMAGE {
         let length = view.image_path().as_os_str().len() as u64;
@@ -530,7 +548,7 @@ fn attr_in_view(view: &OpenView, node: ViewNode) -> Result<Attr, ImageError> {
         let bytes = view.device_bytes(device).ok_or(ImageError::Corrupt { nid: node.number, what })?;
         return Ok(attr_of(node, libc::S_IFREG | 0o400, bytes, made));
     }
-    Ok(attr_of_inode(node, &view.image().inode(node.number)?))
+    Ok(attr_of_inode(node, &image.inode(node.number)?))
 }
 
 #[cfg(test)]
@@ -573,6 +591,16 @@ mod tests {
             assert_eq!(parsed(name.as_bytes()), found, "{name}");
         }
         assert_eq!(parsed(b"\xff"), None);
+    }
+
+    #[test]
+    fn a_mount_of_a_part_of_the_namespace_shows_the_views_of_that_part() {
+        for (path, top) in [("/a/b", "/"), ("/a/b", "/a"), ("/a", "/a/"), ("/a/b/c", "//a/b"), ("/", "/")] {
+            assert!(is_within(path, top), "{path} in {top}");
+        }
+        for (path, top) in [("/a", "/a/b"), ("/ab", "/a"), ("/b/a", "/a"), ("/", "/a"), ("", "/a")] {
+            assert!(!is_within(path, top), "{path} in {top}");
+        }
     }
 
     #[test]

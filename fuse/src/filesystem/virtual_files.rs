@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use cavern_client::Node;
 use cavern_conf::host;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{RemoveName, RenameName};
 
 use super::attr_defaults::time;
 use super::directory::ReaddirKind;
@@ -46,6 +48,17 @@ impl Inner {
             VIEWS_NAME => Some(self.views_entry()),
             _ => None,
         }
+    }
+
+    /// Whether a change takes away one of these names, or moves it, unless the namespace has such a name.
+    pub(super) fn takes_virtual(&self, change: &Change) -> bool {
+        let (parent, name) = match change {
+            Change::Remove(RemoveName { parent, name, .. }) => (*parent, name),
+            Change::Rename(RenameName { parent, name, .. })
+            | Change::RenameWhiteout(RenameName { parent, name, .. }) => (*parent, name),
+            _ => return false,
+        };
+        self.virtual_child(parent, name).is_some()
     }
 
     /// Answers whatever is asked of one of these nodes. Nothing is answered with `ENOSYS`, after which the kernel would

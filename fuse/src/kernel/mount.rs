@@ -126,17 +126,17 @@ impl Mount {
     }
 
     /// Unmounts unless the mount is in use. What others have mounted at its place stays; views that are mounted below
-    /// are detached.
+    /// are detached. To be called while the mount is served.
     pub fn unmount(&mut self) -> Unmounted {
         if !self.is_there() {
             self.mounted = false;
             return Unmounted::Yes;
         }
-        below::detach_views(&self.path);
-        let result = match self.maker {
-            MountedBy::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
-            MountedBy::Helper => helper::unmount(&self.path, helper::Lazily::No),
-        };
+        let mut result = self.try_unmount();
+        let is_busy = result.as_ref().is_err_and(|cause| cause.raw_os_error() == Some(libc::EBUSY));
+        if is_busy && below::detach_views(&self.path) {
+            result = self.try_unmount();
+        }
         match result {
             Ok(()) => {}
             // Somebody unmounted it already.
@@ -147,12 +147,19 @@ impl Mount {
         Unmounted::Yes
     }
 
-    /// Takes the mount away from whoever uses it: open files fail from now on, and the event loops end.
+    fn try_unmount(&self) -> io::Result<()> {
+        match self.maker {
+            MountedBy::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
+            MountedBy::Helper => helper::unmount(&self.path, helper::Lazily::No),
+        }
+    }
+
+    /// Takes the mount away from whoever uses it: open files fail from now on, and the event loops end. What is mounted
+    /// below goes with it. Waits for nobody who would have to serve it.
     pub fn detach(&mut self) {
         if !std::mem::replace(&mut self.mounted, false) || !self.is_there() {
             return;
         }
-        below::detach_views(&self.path);
         let result = match self.maker {
             MountedBy::Root => {
                 let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;

@@ -12,6 +12,7 @@ use crate::commands::{
 use crate::error::{Result, StateError};
 use crate::feature_version;
 use crate::index::usage;
+use crate::index::views::ID_MAX;
 use crate::outcome::Outcome;
 pub use crate::records::GENERATIONS_MAX;
 use crate::schema;
@@ -19,6 +20,8 @@ use crate::transaction::Transaction;
 
 /// Numbers of inodes that are left out at a time, at most.
 const INODES_SKIPPED_MAX: u64 = 1 << 40;
+/// Of ids of views that are left, one part in so many is left out at a time, at most.
+const VIEWS_PART: u32 = 64;
 /// From here on numbers are those that clients give.
 const INODES_MAX: u64 = 1 << 61;
 
@@ -109,13 +112,21 @@ fn skip_inodes(tx: &mut Transaction<'_>, count: u64) -> Outcome {
     Outcome::Done
 }
 
-/// Blocks that are made for what is there have other names from now on than any that may have been made before.
+/// Blocks that are made for what is there have other names from now on than any that may have been made before, and
+/// views other ids: kernels know files of a view by its id.
 fn begin_history(tx: &mut Transaction<'_>, begin: BeginHistory) -> Outcome {
     let counters = &mut tx.counters;
+    counters.view = last_view(counters.view, begin.generations);
     let next_generation = counters.next_generation.saturating_add(begin.generations).min(GENERATIONS_MAX);
     (counters.history, counters.history_after) = (begin.id, begin.after);
     (counters.next_generation, counters.old_inodes) = (next_generation, counters.inode);
     Outcome::Done
+}
+
+/// The last id of a view when some are left out, as `many` chooses: a part of those that are left, at most.
+fn last_view(last: u32, many: u32) -> u32 {
+    let left = ID_MAX.saturating_sub(last);
+    last + many % (left / VIEWS_PART + 1)
 }
 
 /// Gives a new cluster its id, its feature version and its root directory; does nothing to an old one.
@@ -129,4 +140,21 @@ fn init_cluster(tx: &mut Transaction<'_>, init: &InitCluster) -> Result<Outcome>
     namespace::create_root(tx, init.now_ns)?;
     tx.put(schema::ClusterId, (), &init.cluster_id);
     raise_feature_version(tx, init.feature_version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_views_that_are_left_out_are_never_all() {
+        assert_eq!((last_view(7, 0), last_view(7, 5), last_view(ID_MAX, u32::MAX)), (7, 12, ID_MAX));
+        let mut last = 0;
+        for _ in 0..500 {
+            let next = last_view(last, u32::MAX / 3);
+            assert!((last..=ID_MAX).contains(&next));
+            last = next;
+        }
+        assert!(last < ID_MAX - 1000, "{last}");
+    }
 }
