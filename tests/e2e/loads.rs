@@ -1,8 +1,10 @@
 //! `cv load`: what it counts, what it reports while it runs, and what becomes of it when something goes wrong.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
+use bytes::Bytes;
 use cavern_tests::{COUNTED, Cluster, Options, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -113,13 +115,19 @@ fn what_changed_is_loaded_after_the_next_listing_and_until_then_counted_as_error
     assert_eq!(young["bytes_fetched"], 7, "two mounts of a bucket share their blocks");
 }
 
-#[test]
-fn a_killed_master_is_waited_for_and_the_job_goes_on() {
+/// A bucket of 400 small files, mounted at `/data`, which are read slowly from now on; and their bytes in all.
+fn slow_bucket() -> (Cluster, BTreeMap<String, Bytes>, u64) {
     let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let tree = cluster.seed("bucket", "", 400, 5000);
-    let bytes: u64 = tree.values().map(|content| content.len() as u64).sum();
+    let bytes = tree.values().map(|content| content.len() as u64).sum();
     cluster.mount("s3://bucket", "/data", &[]);
     slow_down(&cluster, 1000);
+    (cluster, tree, bytes)
+}
+
+#[test]
+fn a_killed_master_is_waited_for_and_the_job_goes_on() {
+    let (cluster, tree, bytes) = slow_bucket();
     let load = Running::start(&cluster, &["load", "/data", "--watch", "--json"]);
     eventually("some files are loaded", PATIENCE, || {
         let list = cluster.cv(&["job", "list", "--json"]).json();
@@ -302,11 +310,7 @@ fn a_list_is_loaded_and_looked_at_and_what_was_interrupted_goes_on() {
 
 #[test]
 fn a_killed_master_is_waited_for_and_a_list_goes_on() {
-    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
-    let tree = cluster.seed("bucket", "", 400, 5000);
-    let bytes: u64 = tree.values().map(|content| content.len() as u64).sum();
-    cluster.mount("s3://bucket", "/data", &[]);
-    slow_down(&cluster, 1000);
+    let (cluster, tree, bytes) = slow_bucket();
     let list = list_of(&cluster, "list", tree.keys().map(|key| format!("/data/{key}")));
     let load = Running::start(&cluster, &["load", "--files-from", &list, "--json"]);
     eventually("it has begun", PATIENCE, || (cluster.s3.requests("GET") > 10).then_some(()));

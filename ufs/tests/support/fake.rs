@@ -43,33 +43,47 @@ pub struct State {
     pub mismatches: Vec<String>,
 }
 
-/// It ends when it is dropped.
-pub struct Fake {
+/// A server that answers once on each connection. It ends when it is dropped.
+pub(super) struct Server {
     pub url: String,
-    pub state: Arc<Mutex<State>>,
     task: JoinHandle<()>,
 }
 
-impl Drop for Fake {
+impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Fake {
-    pub async fn start() -> Self {
+impl Server {
+    pub async fn start<E>(exchange: impl Fn(TcpStream) -> E + Send + 'static) -> Self
+    where
+        E: Future<Output = std::io::Result<()>> + Send + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let state = Arc::new(Mutex::new(State::default()));
-        let shared = state.clone();
         let task = tokio::spawn(async move {
             let mut exchanges = JoinSet::new();
             while let Ok((socket, _)) = listener.accept().await {
-                let state = shared.clone();
-                exchanges.spawn(async move { exchange(socket, &state).await.ok() });
+                exchanges.spawn(exchange(socket));
             }
         });
-        Self { url, state, task }
+        Self { url, task }
+    }
+}
+
+pub struct Fake {
+    pub url: String,
+    pub state: Arc<Mutex<State>>,
+    _server: Server,
+}
+
+impl Fake {
+    pub async fn start() -> Self {
+        let state = Arc::new(Mutex::new(State::default()));
+        let shared = state.clone();
+        let server = Server::start(move |socket| exchange(socket, shared.clone())).await;
+        Self { url: server.url.clone(), state, _server: server }
     }
 
     pub fn ufs(&self, conf: &schema::Ufs) -> Ufs {
@@ -277,7 +291,7 @@ pub(super) async fn read(socket: &mut TcpStream) -> std::io::Result<Asked> {
     Ok(Asked { method, path, query, headers, body })
 }
 
-async fn exchange(mut socket: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+async fn exchange(mut socket: TcpStream, state: Arc<Mutex<State>>) -> std::io::Result<()> {
     let asked = read(&mut socket).await?;
     let line = format!("{} {}?{}", asked.method, asked.path, asked.query);
     let is_completion = asked.method == "POST" && asked.argument("uploadId").is_some();

@@ -10,10 +10,9 @@ use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::net::TcpStream;
 
-use super::fake::{Asked, Reply, read, send};
+use super::fake::{Asked, Reply, Server, read, send};
 use super::options;
 
 #[derive(Clone, Default)]
@@ -42,33 +41,18 @@ pub struct State {
     pub asked: Vec<String>,
 }
 
-/// It ends when it is dropped.
 pub struct Gcs {
     pub url: String,
     pub state: Arc<Mutex<State>>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Gcs {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    _server: Server,
 }
 
 impl Gcs {
     pub async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(State { generation: 1_700_000_000_000_000, ..State::default() }));
         let shared = state.clone();
-        let task = tokio::spawn(async move {
-            let mut exchanges = JoinSet::new();
-            while let Ok((socket, _)) = listener.accept().await {
-                let state = shared.clone();
-                exchanges.spawn(async move { exchange(socket, &state).await.ok() });
-            }
-        });
-        Self { url, state, task }
+        let server = Server::start(move |socket| exchange(socket, shared.clone())).await;
+        Self { url: server.url.clone(), state, _server: server }
     }
 
     /// The key of a service account whose tokens are given out here.
@@ -299,7 +283,7 @@ fn media(asked: &Asked, object: &Object) -> Reply {
     (206, headers, object.body[first..=last].to_vec())
 }
 
-async fn exchange(mut socket: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+async fn exchange(mut socket: TcpStream, state: Arc<Mutex<State>>) -> std::io::Result<()> {
     let asked = read(&mut socket).await?;
     let reply = {
         let mut state = state.lock();

@@ -133,24 +133,12 @@ fn judge_view(view: &CertificateView) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use cavern_security::Identity;
-
     use super::super::finding::wrong;
     use super::*;
+    use crate::cli::report::certificates::of_worker;
 
     fn own(days: i64, refusal: Option<&str>) -> Own {
-        let now = cavern_conf::host::wall_ns().div_euclid(1_000_000_000);
-        let info = CertificateInfo {
-            has_purpose: true,
-            identity: Some(Identity::new("lab", Shown::Worker, "node1").unwrap()),
-            common_name: None,
-            issuer: Vec::new(),
-            serial: String::new(),
-            is_authority: false,
-            not_before: 0,
-            // So that the test may take a while.
-            not_after: now + days * DAY_SECS as i64 + 3600,
-        };
+        let info = of_worker(days);
         Own { key: "security.certificate", info, refusal: refusal.map(str::to_owned) }
     }
 

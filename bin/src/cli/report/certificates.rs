@@ -107,25 +107,28 @@ pub fn print(certificates: &[CertificateView]) -> Result<(), CliError> {
     console::table(heading, certificates.iter().map(CertificateView::row))
 }
 
+/// What the certificate of a worker says that ends in so many days and an hour, so that a test may take a while.
+#[cfg(test)]
+pub fn of_worker(days: i64) -> CertificateInfo {
+    let now = cavern_conf::host::wall_ns().div_euclid(1_000_000_000);
+    CertificateInfo {
+        has_purpose: true,
+        identity: Some(cavern_security::Identity::new("lab", Role::Worker, "node1").unwrap()),
+        common_name: None,
+        issuer: Vec::new(),
+        serial: String::new(),
+        is_authority: false,
+        not_before: 0,
+        not_after: now + days * DAY_SECS as i64 + 3600,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use cavern_security::Identity;
-
     use super::*;
 
     fn view(days: i64) -> CertificateView {
-        let now = cavern_conf::host::wall_ns().div_euclid(1_000_000_000);
-        let info = CertificateInfo {
-            has_purpose: true,
-            identity: Some(Identity::new("lab", Role::Worker, "node1").unwrap()),
-            common_name: None,
-            issuer: Vec::new(),
-            serial: String::new(),
-            is_authority: false,
-            not_before: 0,
-            // So that the test may take a while.
-            not_after: now + days * DAY_SECS as i64 + 3600,
-        };
+        let info = of_worker(days);
         CertificateView::new(Role::Worker, Some("node1:7710".to_owned()), Ok(info))
     }
 
