@@ -274,7 +274,7 @@ impl Client {
             {
                 self.metadata.check_change(&target)?;
             }
-            return self.staged.change(on, &change, owner).await;
+            return Box::pin(self.staged.change(on, &change, owner)).await;
         }
         self.metadata.change_by(change, owner, user).await
     }

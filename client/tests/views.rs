@@ -363,8 +363,8 @@ async fn the_files_that_follow_are_there_before_they_are_read() {
         let client = cluster.client().await;
         let open = cluster.open(&client, &view).await;
         let start = |number: usize| built.places[number].1;
-        for number in 0..3 {
-            assert_eq!(open.read_device(1, start(number), 50_000).await.unwrap(), contents[number]);
+        for (number, content) in contents.iter().enumerate().take(3) {
+            assert_eq!(open.read_device(1, start(number), 50_000).await.unwrap(), *content);
         }
         let mut buffer = vec![0; 50_000];
         until("the next ones are here", || open.read_device_now(1, start(8), &mut buffer)).await;

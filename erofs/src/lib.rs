@@ -32,8 +32,9 @@ mod xattr;
 
 pub use error::{EntryFault, Error};
 pub use read_at::ReadAt;
-pub use reader::{DirectoryEntry, Image, Inode};
+pub use reader::{DirectoryEntry, Image, Inode, Xattrs};
 pub use tree::{
-    Attributes, BLOCK_BYTES, Content, DEVICE_BLOCKS_MAX, Device, Extent, Kind, Node, Place, Timestamp, Tree, Xattr,
+    Attributes, BLOCK_BYTES, Content, DEVICE_BLOCKS_MAX, Device, EachEntry, Extent, Kind, Node, Place, Timestamp, Tree,
+    Xattr,
 };
 pub use writer::{Options, Summary, Times, write_image};

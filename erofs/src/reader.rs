@@ -19,6 +19,9 @@ use crate::xattr;
 /// Addresses of chunks that are read together.
 const CHUNKS_READ: u64 = 512;
 
+/// Names with their prefixes, and values.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// An image that is open. Questions can be asked by several threads at once.
 pub struct Image<R> {
     source: R,
@@ -144,7 +147,7 @@ impl<R: ReadAt> Image<R> {
     }
 
     /// Names with their prefixes, and values.
-    pub fn xattrs(&self, inode: &Inode) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Error> {
+    pub fn xattrs(&self, inode: &Inode) -> Result<Xattrs, Error> {
         let mut found = Vec::new();
         if inode.xattr_bytes == 0 {
             return Ok(found);
@@ -297,7 +300,7 @@ fn xattr_length(head: &[u8]) -> usize {
 }
 
 /// Passes over what has a prefix that is not known, as the kernel does.
-fn push_xattr(entry: &[u8], inode: &Inode, found: &mut Vec<(Vec<u8>, Vec<u8>)>) -> Result<(), Error> {
+fn push_xattr(entry: &[u8], inode: &Inode, found: &mut Xattrs) -> Result<(), Error> {
     let Some(prefix) = xattr::prefix(entry[1]) else {
         return Ok(());
     };

@@ -98,17 +98,16 @@ pub struct Device {
     pub tag: [u8; 64],
 }
 
+/// What is called with each name of a directory.
+pub type EachEntry<'e> = &'e mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>;
+
 /// Gives the entries of directories, each directory once. It must not change meanwhile, and no directory may have two
 /// names: an image of a tree with a loop never ends.
 pub trait Tree {
     type Error: From<Error>;
 
     /// Calls `each` with names, without `.` and `..`, in ascending order of their bytes, and ends with its first error.
-    fn entries(
-        &mut self,
-        directory: u64,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), Self::Error>;
+    fn entries(&mut self, directory: u64, each: EachEntry<'_>) -> Result<(), Self::Error>;
 
     /// The devices that contents turned out to lie in, once all directories have been asked for: the first ones of
     /// those that the image was begun with, each with as many blocks as it has become. `None` where they are as they

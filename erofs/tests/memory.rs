@@ -7,7 +7,8 @@
 use std::fs::{self, File};
 
 use cavern_erofs::{
-    Attributes, Content, Device, Error, Extent, Image, Node, Options, Place, Times, Timestamp, Tree, write_image,
+    Attributes, Content, Device, EachEntry, Error, Extent, Image, Node, Options, Place, Times, Timestamp, Tree,
+    write_image,
 };
 
 const DIRECTORIES: u64 = 500;
@@ -24,11 +25,7 @@ fn attributes(permissions: u16, number: u64) -> Attributes {
 impl Tree for ByRule {
     type Error = Error;
 
-    fn entries(
-        &mut self,
-        directory: u64,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn entries(&mut self, directory: u64, each: EachEntry<'_>) -> Result<(), Error> {
         let count = if directory == 0 { DIRECTORIES } else { FILES };
         for number in 0..count {
             let extents = [Extent { length: 50_000, place: Place::Device { device: 1, offset: number << 16 } }];

@@ -89,14 +89,14 @@ impl Frozen {
 #[derive(Debug)]
 enum Wrong {
     Failed(i32),
-    /// So many bytes came, which are not the file's.
-    Bytes(usize),
+    /// Bytes came, which are not the file's.
+    Bytes,
 }
 
 fn checked(path: &Path, expected: &[u8]) -> Result<(), Wrong> {
     match read_anew(path) {
         Ok(read) if read == expected => Ok(()),
-        Ok(read) => Err(Wrong::Bytes(read.len())),
+        Ok(_) => Err(Wrong::Bytes),
         Err(error) => Err(Wrong::Failed(error.raw_os_error().unwrap_or(0))),
     }
 }

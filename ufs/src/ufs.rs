@@ -24,6 +24,7 @@ use crate::memory::MemoryBucket;
 use crate::metrics::UfsStats;
 use crate::object::{ListMode, ObjectMeta};
 use crate::options::check_names;
+use crate::range_lister::RangeLister;
 use crate::retry::Retrying;
 use crate::s3::{self, KeyProvider};
 use crate::shared_store::SharedStore;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cavern_conf::Config;
 use cavern_net::{NetError, WorkerPool};
-use cavern_proto::data::{self, BlockRef, Range, Status, WriteRequest, read_request};
+use cavern_proto::data::{self, BlockRef, Range, Status, SyncRequest, WriteRequest, read_request};
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use cavern_proto::master::{Worker, WorkerTable};
 use cavern_security::Transport;
@@ -42,6 +42,10 @@ fn reservation(block: BlockRef, ranges: Vec<Range>) -> data::ReserveRequest {
     data::ReserveRequest { block: Some(block), ranges, ..Default::default() }
 }
 
+fn of_blocks(blocks: Vec<BlockRef>) -> SyncRequest {
+    SyncRequest { blocks, failed: Vec::new() }
+}
+
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -64,7 +68,7 @@ async fn connect(home: &Path, port: u16, way: Way) -> Arc<WorkerPool> {
         pool.set_table("", &WorkerTable { workers: vec![worker.clone()], ..Default::default() });
         let route = pool.route(WORKER).await.unwrap();
         let as_wanted = (route == cavern_net::Route::Local) == (way == Way::Unix);
-        match pool.sync(WORKER, vec![], PATIENCE).await {
+        match pool.sync(WORKER, SyncRequest::default(), PATIENCE).await {
             Ok(()) if as_wanted => return pool,
             answer => assert!(Instant::now() < until, "the worker does not come up: {answer:?}"),
         }
@@ -122,13 +126,13 @@ async fn a_client_reserves_writes_syncs_and_frees() {
         assert_eq!(reserved.descriptor.is_some(), way == Way::Unix);
         if let Some(descriptor) = reserved.descriptor {
             File::from(descriptor).write_all_at(b"through", 3).unwrap();
-            pool.sync(WORKER, vec![one.clone()], PATIENCE).await.unwrap();
+            pool.sync(WORKER, of_blocks(vec![one.clone()]), PATIENCE).await.unwrap();
             assert_eq!(read(&pool, one.clone()).await.1[3..10], *b"through");
         }
         let all = vec![Range { offset: 0, length: 65 << 20 }];
         let full = pool.reserve(WORKER, reservation(block(50, 128 * MIB), all), PATIENCE).await.unwrap_err();
         assert!(matches!(full, NetError::WorkerStatus { status: Status::NoSpace, .. }), "{full}");
-        assert_eq!(status_of(pool.sync(WORKER, vec![block(50, MIB)], PATIENCE).await), Status::NoSuchBlock);
+        assert_eq!(status_of(pool.sync(WORKER, of_blocks(vec![block(50, MIB)]), PATIENCE).await), Status::NoSuchBlock);
         let outside = pool.write(WORKER, write_at(one.clone(), 8 << 20), Bytes::from_static(b"x"), PATIENCE).await;
         assert_eq!(status_of(outside), Status::BadRequest);
 

@@ -174,9 +174,9 @@ async fn timed<T, E: Into<CliError>>(
 
 async fn find(client: &Client, path: &str) -> Result<Found, CliError> {
     let mut steps = Vec::new();
-    let node = timed("metadata", path, &mut steps, client.metadata().resolve(path)).await?;
+    let node = timed("metadata", path, &mut steps, Box::pin(client.metadata().resolve(path))).await?;
     check_kind(path, &node, &format!("name a file in it, which `cv fs ls {path}` lists"))?;
-    timed("metadata, cached", path, &mut steps, client.node(node.inode)).await?;
+    timed("metadata, cached", path, &mut steps, Box::pin(client.node(node.inode))).await?;
     let layout = Layout::of(client, &node).await.map_err(|error| error.of(path))?;
     let mut found = Found {
         path: path.to_owned(),

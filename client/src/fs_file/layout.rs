@@ -772,7 +772,7 @@ mod tests {
         }
         let batch = layout.begin_commit().unwrap();
         assert!(batch.changed);
-        assert_eq!(batch.extents, [made.clone()]);
+        assert_eq!(batch.extents, std::slice::from_ref(&made));
         layout.commit_failed();
         let batch = layout.begin_commit().unwrap();
         assert_eq!(batch.extents, [made], "as long as the master does not know it");
@@ -797,7 +797,7 @@ mod tests {
         // Its next generation is that of before.
         let (mut layout, made) = frozen();
         assert!(layout.rebase(known(1, &[1, 2], &[0, 3]), EventHistory::Complete).is_empty());
-        assert_eq!(layout.begin_commit().unwrap().extents, [made.clone()]);
+        assert_eq!(layout.begin_commit().unwrap().extents, std::slice::from_ref(&made));
         // A replica of the frozen one was given up meanwhile.
         let (mut layout, _) = frozen();
         assert!(layout.rebase(known(1, &[1], &[0]), EventHistory::Complete).is_empty());

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cavern_erofs::{Attributes, Content, Device, Error, Node, Options, Place, Times, Timestamp, Tree, write_image};
+use cavern_erofs::{
+    Attributes, Content, Device, EachEntry, Error, Node, Options, Place, Times, Timestamp, Tree, write_image,
+};
 use cavern_proto::master::views_server::Views;
 use cavern_proto::master::*;
 use cavern_proto::record::{ViewFile, ViewManifest};
@@ -118,11 +120,7 @@ struct Files<'f>(&'f [(ViewFile, u16, u64)]);
 impl Tree for Files<'_> {
     type Error = Error;
 
-    fn entries(
-        &mut self,
-        _directory: u64,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn entries(&mut self, _directory: u64, each: EachEntry<'_>) -> Result<(), Error> {
         for (number, (file, device, offset)) in self.0.iter().enumerate() {
             let place = Place::Device { device: *device, offset: *offset };
             let extents = [cavern_erofs::Extent { length: file.size, place }];

@@ -30,7 +30,7 @@ impl Chunks {
         let mut size = 0_u64;
         let mut runs: Vec<Run> = Vec::new();
         for extent in extents.iter().filter(|extent| extent.length > 0) {
-            if size % BLOCK_BYTES != 0 {
+            if !size.is_multiple_of(BLOCK_BYTES) {
                 return Err(EntryFault::Alignment);
             }
             let start = size / BLOCK_BYTES;

@@ -68,7 +68,7 @@ mod tests {
                 let fit = if whole && bytes <= 4096 { Fit::Whole } else { Fit::Anywhere };
                 let end = slots.end;
                 let place = slots.place(bytes, fit);
-                prop_assert!(place % SLOT == 0 && place + REACH >= end);
+                prop_assert!(place.is_multiple_of(SLOT) && place + REACH >= end);
                 if fit == Fit::Whole {
                     prop_assert_eq!(place / BLOCK_BYTES, (place + bytes as u64 - 1) / BLOCK_BYTES);
                 }

@@ -36,7 +36,7 @@ const BYTES: &[(usize, &str)] = &[
 /// Files in two devices, one of 5 GiB with a time of its own, a symlink, an attribute, and a directory.
 pub fn small_tree() -> Model {
     let mut model = Model::new();
-    let piece = |device, block, length| {
+    let piece = |device, block: u64, length| {
         What::File(vec![Extent { length, place: Place::Device { device, offset: block * 4096 } }])
     };
     let mut a = Thing::new(0o644, piece(1, 7, 5000));

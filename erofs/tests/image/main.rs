@@ -1,7 +1,7 @@
 //! Images against a model of a tree: read back, byte by byte, damaged, and mounted.
 
 // Helpers of tests report by panicking, where the test sees it.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod damaged;
 mod golden;

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use cavern_erofs::{
-    Attributes, Content, Device, Error, Extent, Image, Inode, Kind, Node, Options, Place, ReadAt, Summary, Times,
-    Timestamp, Tree, Xattr, write_image,
+    Attributes, Content, Device, EachEntry, Error, Extent, Image, Inode, Kind, Node, Options, Place, ReadAt, Summary,
+    Times, Timestamp, Tree, Xattr, write_image,
 };
 
 pub const TIME: Timestamp = Timestamp { seconds: 1_700_000_000, nanoseconds: 5 };
@@ -203,11 +203,7 @@ impl Model {
 impl Tree for &Model {
     type Error = Error;
 
-    fn entries(
-        &mut self,
-        directory: u64,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn entries(&mut self, directory: u64, each: EachEntry<'_>) -> Result<(), Error> {
         for (name, &index) in self.names(directory as usize) {
             self.with_node(index, |node| each(&name[..], node))?;
         }
@@ -221,11 +217,7 @@ struct Growing<'a>(&'a Model);
 impl Tree for Growing<'_> {
     type Error = Error;
 
-    fn entries(
-        &mut self,
-        directory: u64,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn entries(&mut self, directory: u64, each: EachEntry<'_>) -> Result<(), Error> {
         let mut model = self.0;
         model.entries(directory, each)
     }

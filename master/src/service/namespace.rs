@@ -146,7 +146,8 @@ impl Namespace for Services {
         let services = self.clone();
         Ok(Response::new(self.answer_in_parts(move |answers| async move {
             let _turn = limits::walk(tenant).await;
-            let progress = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers).await?;
+            let run = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers);
+            let progress = Box::pin(run).await?;
             Ok(Some(RefreshProgress { done: true, ..progress }))
         })))
     }

@@ -185,7 +185,7 @@ impl Shared {
 }
 
 async fn run(steps: Vec<(usize, Step)>) {
-    let mut shared = Shared::new().await;
+    let mut shared = Box::pin(Shared::new()).await;
     for (number, (who, step)) in steps.iter().enumerate() {
         shared.make(*who, step).await;
         let truth = shared.truth().await;

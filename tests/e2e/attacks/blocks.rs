@@ -4,7 +4,9 @@ use std::os::unix::fs::MetadataExt as _;
 
 use cavern_net::{NetError, WorkerPool};
 use cavern_proto::ContentId;
-use cavern_proto::data::{BlockRef, Range, ReserveRequest, Status as BlockStatus, WriteRequest, read_request};
+use cavern_proto::data::{
+    BlockRef, Range, ReserveRequest, Status as BlockStatus, SyncRequest, WriteRequest, read_request,
+};
 use cavern_proto::master::{StatusRequest, Worker, WorkerTable};
 
 use super::*;
@@ -141,11 +143,11 @@ fn what_clients_and_workers_say_of_a_block_turns_off_no_disk() {
     attacker.runtime.block_on(evil.write(id, begin, bytes::Bytes::from_static(b"x"), PATIENCE)).unwrap();
     let lines = || fs::read_to_string(&cluster.at_start.workers[0].log).unwrap().lines().count();
     let before = lines();
-    let failed = vec![made_up; 50];
+    let failed = SyncRequest { failed: vec![made_up; 50], ..SyncRequest::default() };
     for _ in 0..4 {
-        attacker.runtime.block_on(evil.sync_failed(id, failed.clone(), PATIENCE)).unwrap();
+        attacker.runtime.block_on(evil.sync(id, failed.clone(), PATIENCE)).unwrap();
     }
-    let refused = worker.runtime.block_on(other.sync_failed(id, failed, PATIENCE)).err();
+    let refused = worker.runtime.block_on(other.sync(id, failed, PATIENCE)).err();
     let denied = BlockStatus::PermissionDenied;
     assert!(matches!(&refused, Some(NetError::WorkerStatus { status, .. }) if *status == denied), "{refused:?}");
     assert!(lines() - before < 5, "{}", cluster.logs());

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use cavern_conf::host;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::http::Extensions;
 use hyper::{HeaderMap, Method, Uri};

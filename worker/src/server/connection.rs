@@ -145,7 +145,7 @@ enum Released {
     /// The next frame has a share of that memory, or will never have one.
     NextFrame(Option<Share>),
     /// The payload of a write has memory, or had none in time.
-    Payload { request_id: u64, missing: usize, write: Result<(Write, Share), WriteReply> },
+    Payload { request_id: u64, missing: usize, write: Box<Result<(Write, Share), WriteReply>> },
     /// The tenant was too fast at that moment, and is not any more.
     Pause(Instant),
 }
@@ -427,7 +427,7 @@ impl Connection {
                 self.closing |= share.is_none();
                 self.memory.share = share;
             }
-            Released::Payload { request_id, missing, write } => self.take_payload(request_id, missing, write),
+            Released::Payload { request_id, missing, write } => self.take_payload(request_id, missing, *write),
             Released::Pause(since) => self.pacing.paused(since.elapsed()),
         }
     }

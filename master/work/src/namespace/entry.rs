@@ -44,7 +44,7 @@ impl Lookups {
             Some(CheckReason::Written | CheckReason::WrittenBelow) => true,
             Some(CheckReason::Unknown) | None => entry.attr.unwrap_or_default().own() == OwnAttributes::Unknown,
         };
-        let entry = if is_asked { self.look_at(entry).await? } else { entry };
+        let entry = if is_asked { Box::pin(self.look_at(entry)).await? } else { entry };
         let shown_in = self.directory_of(&entry).await?;
         Ok((entry, shown_in))
     }

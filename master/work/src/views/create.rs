@@ -82,7 +82,7 @@ impl ViewMaker {
         if let Some(view) = unless(gone, self.known(&request.name, is_wanted)).await? {
             return Ok(view);
         }
-        let (mount, store, source) = unless(gone, self.prepare(&request, &path, progress)).await?;
+        let (mount, store, source) = unless(gone, Box::pin(self.prepare(&request, &path, progress))).await?;
         let view = View { name: request.name, path, mount_id: mount.id(), ..View::default() };
         let view = self.begin(&store, view).await?;
         let id = view.id;

@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 
 use bytes::Bytes;
 use cavern_erofs::{
-    Content, DEVICE_BLOCKS_MAX, Device, Error, Extent, Node, Options, Place, Times, Tree, Xattr, write_image,
+    Content, DEVICE_BLOCKS_MAX, Device, EachEntry, Error, Extent, Node, Options, Place, Times, Tree, Xattr, write_image,
 };
 use cavern_proto::master::{Kind, View, ViewState};
 use cavern_proto::record::{ViewFile, ViewManifest};
@@ -110,12 +110,7 @@ impl ImageSource<'_> {
         self.received.recv().map_err(|_ended| WorkError::stopping())
     }
 
-    fn add(
-        &mut self,
-        key: &str,
-        entry: &mut TreeEntry,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), WorkError> {
+    fn add(&mut self, key: &str, entry: &mut TreeEntry, each: EachEntry<'_>) -> Result<(), WorkError> {
         let mut extents = Vec::new();
         for (length, file) in entry.runs.drain(..) {
             let place = file.map_or(Ok(Place::Hole), |file| self.place(key, file))?;
@@ -155,11 +150,7 @@ impl ImageSource<'_> {
 impl Tree for ImageSource<'_> {
     type Error = WorkError;
 
-    fn entries(
-        &mut self,
-        _next: u64,
-        each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
-    ) -> Result<(), WorkError> {
+    fn entries(&mut self, _next: u64, each: EachEntry<'_>) -> Result<(), WorkError> {
         loop {
             let page = self.receive()?;
             for mut entry in page.entries {

@@ -291,7 +291,7 @@ impl KeySpace {
 
     fn exists(&self, place: u64) -> bool {
         let change = self.change(place / 2);
-        if place % 2 == 0 { change != Change::Deleted } else { change == Change::Added }
+        if place.is_multiple_of(2) { change != Change::Deleted } else { change == Change::Added }
     }
 
     fn object_at(&self, place: u64) -> Object {

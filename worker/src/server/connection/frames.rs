@@ -298,7 +298,7 @@ impl Connection {
                     return self.hold(async move {
                         let memory = share.await.ok().and_then(Result::ok).ok_or_else(Refusal::no_memory);
                         let write = memory.map(|memory| (write, memory)).map_err(WriteReply::from);
-                        Released::Payload { request_id, missing, write }
+                        Released::Payload { request_id, missing, write: Box::new(write) }
                     });
                 }
             },

@@ -269,7 +269,10 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     rule(2, "somebody", false);
     denied(write_block(&client, &name, &other).await, "mount 1 is not there for the client \"here\"");
     denied(write_block(&client, &block(2, 0), &other).await, "not there for");
-    denied(client.sync(WORKER, vec![name.clone()], PATIENCE).await, "not there for");
+    denied(
+        client.sync(WORKER, SyncRequest { blocks: vec![name.clone()], ..SyncRequest::default() }, PATIENCE).await,
+        "not there for",
+    );
     denied(client.query(WORKER, vec![name.clone()]).await, "not there for");
     let reserve = ReserveRequest { block: Some(block(3, 0)), ..ReserveRequest::default() };
     denied(client.reserve(WORKER, reserve, PATIENCE).await, "not there for");

@@ -444,15 +444,16 @@ impl PageChanges {
             window.is_left_alone = true;
             self.left_alone.insert(window.path.clone());
         }
+        let is_all = window.is_all();
         let passed = window.passed.into_iter().map(|name| (name, Listed::Directory));
         let upsert = passed.chain(window.window.names).map(|(name, listed)| listed_entry(name, listed)).collect();
-        let is_complete = window.is_all() && !window.is_left_alone;
+        let is_complete = is_all && !window.is_left_alone;
         let listed_ns = match (is_complete, window.is_new) {
             (false, _) => 0,
             (true, true) => known.asked_ns,
             (true, false) => known.began_ns,
         };
-        if !window.is_all() {
+        if !is_all {
             self.added.insert(window.path.clone());
         }
         let (directory, observed_ns) = (window.path, known.asked_ns);

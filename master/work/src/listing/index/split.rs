@@ -96,7 +96,7 @@ mod tests {
             keys.iter().filter(|key| key.as_str() > low && high.is_none_or(|high| key.as_str() <= high)).count()
         };
         let first = keys.first().unwrap().clone();
-        let (mut cut, mut asked): (Vec<(String, Option<String>, Option<String>)>, _) = (vec![(first, None, None)], 0);
+        let (mut cut, mut asked) = (vec![(first, None::<String>, None::<String>)], 0);
         while cut.len() < parts && asked < 40 * parts {
             asked += 1;
             let at = (0..cut.len()).max_by_key(|at| count(&cut[*at].0, cut[*at].1.as_deref())).unwrap();

@@ -102,7 +102,7 @@ impl Lookup<'_> {
     }
 
     async fn ask_bucket(&self, why: CheckReason) -> Result<Entry, WorkError> {
-        self.lookups.listings.refresh_name(self.parent, self.name, why).await?;
+        Box::pin(self.lookups.listings.refresh_name(self.parent, self.name, why)).await?;
         self.listed().await
     }
 
