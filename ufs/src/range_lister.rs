@@ -29,11 +29,14 @@ pub enum RangePage {
     Unsuitable,
 }
 
-impl RangeLister {
-    pub(crate) fn new(ufs: Ufs, after: &str) -> Self {
-        Self { ufs, after: after.to_owned(), token: None }
+impl Ufs {
+    /// All keys under the prefix of the mount that come behind one, each page sent for once.
+    pub fn list_behind(&self, after: &str) -> RangeLister {
+        RangeLister { ufs: self.clone(), after: after.to_owned(), token: None }
     }
+}
 
+impl RangeLister {
     /// The next page of up to 1,000 keys. After an error, or when a call was given up, the same page can be asked for
     /// again.
     pub async fn next_page(&mut self) -> Result<RangePage, UfsError> {

@@ -24,7 +24,6 @@ use crate::memory::MemoryBucket;
 use crate::metrics::UfsStats;
 use crate::object::{ListMode, ObjectMeta};
 use crate::options::check_names;
-use crate::range_lister::RangeLister;
 use crate::retry::Retrying;
 use crate::s3::{self, KeyProvider};
 use crate::shared_store::SharedStore;
@@ -187,11 +186,6 @@ impl Ufs {
     /// Each page is one LIST.
     pub fn list(&self, prefix: &str, mode: ListMode) -> Lister {
         Lister::new(self.clone(), prefix, mode)
-    }
-
-    /// All keys under the prefix of the mount that come behind one, each page sent for once.
-    pub fn list_behind(&self, after: &str) -> RangeLister {
-        RangeLister::new(self.clone(), after)
     }
 
     /// What is said of a listing of the whole prefix that has more entries than it may have.

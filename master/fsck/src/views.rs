@@ -34,10 +34,7 @@ impl Run<'_> {
         views.retain(|view| view.state() == ViewState::Ready);
         let (count, mut found) = (views.len(), Vec::new());
         for View { name: path, key, etag, object_bytes, store_mount_id: mount_id, .. } in views {
-            let there = async {
-                let mount = self.fsck.lookups.mounts.get(mount_id)?;
-                ask(&mount, &key).await
-            };
+            let there = async { ask(&*self.fsck.lookups.mounts.get(mount_id)?, &key).await };
             let now = match there.await {
                 Ok(Some((now, bytes))) if now == etag && bytes == object_bytes => continue,
                 Ok(Some((now, bytes))) => format!("is version {now} of {bytes} bytes in the bucket"),
