@@ -79,7 +79,7 @@ impl Heartbeat {
     /// # Errors
     /// [`WorkerError::Master`] when the master gives no answer; all others are for a person to mend.
     async fn register(&self) -> Result<Duration, WorkerError> {
-        let (uuid, cluster_id) = self.parts.stores.table.identity();
+        let (uuid, _, cluster_id) = self.parts.stores.table.identity();
         let request = RegisterWorkerRequest { uuid: uuid.to_vec().into(), cluster_id, worker: Some(self.worker_now()) };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();
@@ -95,8 +95,8 @@ impl Heartbeat {
             Err(error) => return Err(error.into()),
         };
         self.parts.master.note_group(reply.group_epoch, &reply.masters);
-        let (table, cluster_id) = (self.parts.stores.table.clone(), reply.cluster_id.clone());
-        tokio::task::spawn_blocking(move || table.join_cluster(&cluster_id)).await??;
+        let (table, id, cluster_id) = (self.parts.stores.table.clone(), reply.worker_id, reply.cluster_id.clone());
+        tokio::task::spawn_blocking(move || table.join_cluster(id, &cluster_id)).await??;
         self.parts.membership.set(reply.worker_id, &reply.cluster_id);
         info!(
             worker_id = reply.worker_id,

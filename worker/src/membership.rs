@@ -1,7 +1,7 @@
 //! What the worker is to its cluster: its number, the cluster's name, who leads it, and what masters have told of their
 //! log.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::HistoryPosition;
@@ -11,6 +11,8 @@ use parking_lot::RwLock;
 #[derive(Debug, Default)]
 pub struct Membership {
     place: RwLock<(u64, String)>,
+    /// A master has said so since the process started.
+    is_confirmed: AtomicBool,
     /// Of the masters that were heard of, the latest in which one led.
     term: AtomicU64,
     past: RwLock<History>,
@@ -28,6 +30,11 @@ pub struct History {
 }
 
 impl Membership {
+    /// What the worker was told before its start: 0 and empty where that was nothing.
+    pub fn remembered(worker_id: u64, cluster_id: &str) -> Self {
+        Self { place: RwLock::new((worker_id, cluster_id.to_owned())), ..Self::default() }
+    }
+
     pub fn past(&self) -> History {
         *self.past.read()
     }
@@ -60,13 +67,21 @@ impl Membership {
         self.place.read().clone()
     }
 
+    /// The same for what cannot be undone: `None` until a master has said it, since masters that were restored may have
+    /// another worker under the id that is remembered.
+    pub fn confirmed(&self) -> Option<(u64, String)> {
+        self.is_confirmed.load(Ordering::Acquire).then(|| self.now())
+    }
+
     /// 0 while unknown.
     pub fn worker_id(&self) -> u64 {
         self.place.read().0
     }
 
+    /// A master has said it.
     pub fn set(&self, worker_id: u64, cluster_id: &str) {
         *self.place.write() = (worker_id, cluster_id.to_owned());
+        self.is_confirmed.store(true, Ordering::Release);
     }
 
     /// A master leads in this term: those of earlier ones have nothing done any more.
@@ -77,5 +92,18 @@ impl Membership {
     /// Whether a master that led in this term has been succeeded by another.
     pub fn is_over(&self, term: u64) -> bool {
         term < self.term.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_is_no_word_of_a_master() {
+        let membership = Membership::remembered(5, "one");
+        assert_eq!((membership.now(), membership.confirmed()), ((5, "one".to_owned()), None));
+        membership.set(6, "one");
+        assert_eq!((membership.worker_id(), membership.confirmed()), (6, Some((6, "one".to_owned()))));
     }
 }

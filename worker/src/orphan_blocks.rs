@@ -92,12 +92,12 @@ impl OrphanCollector {
     /// No master answers, or its list does not go on.
     pub async fn find(&self, rest: Duration) -> Result<Option<Vec<(OrphanCandidate, u64)>>, LookError> {
         let WorkerParts { stores, membership, .. } = &self.parts;
-        let (worker_id, cluster_id) = membership.now();
+        let Some((worker_id, cluster_id)) = membership.confirmed() else { return Ok(None) };
         // What a dead mount has written is about to be some file's.
         if self.journals.are_replayed() {
             return Ok(None);
         }
-        if worker_id == 0 || stores.table.usage().iter().all(|disk| disk.data_bytes == 0) {
+        if stores.table.usage().iter().all(|disk| disk.data_bytes == 0) {
             return Ok(None);
         }
         let claims = self.claims(worker_id, &cluster_id).await?;

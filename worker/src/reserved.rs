@@ -233,10 +233,7 @@ impl ReservedBlocks {
 
     /// Forgets blocks that files have, or views, and gives those that were asked about and that nobody has.
     async fn confirm(&self, scope: &Scope) -> Result<Vec<BlockId>, NetError> {
-        let (worker_id, cluster_id) = self.parts.membership.now();
-        if worker_id == 0 {
-            return Ok(Vec::new());
-        }
+        let Some((worker_id, cluster_id)) = self.parts.membership.confirmed() else { return Ok(Vec::new()) };
         let mut pending = self.pending(scope, worker_id);
         // In this order: a file may lose a block to a view meanwhile.
         for kept in [false, true] {

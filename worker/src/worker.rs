@@ -185,8 +185,9 @@ fn announce(worker: &Worker) {
 fn parts(config: &Config, stores: Stores, master: MasterChannel, metrics: WorkerMetrics) -> WorkerParts {
     let memory_kib = config.worker.memory_budget.bytes().max(MIN_MEMORY_BYTES) / 1024;
     let memory_kib = u32::try_from(memory_kib).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
-    let membership = Arc::new(Membership::default());
-    membership.set(0, &stores.table.identity().1);
+    // Clients know it by that before a master has heard of this start.
+    let (_, worker_id, cluster_id) = stores.table.identity();
+    let membership = Arc::new(Membership::remembered(worker_id, &cluster_id));
     let mounts = Arc::new(Mounts::new(master.clone(), config.ufs.clone()));
     WorkerParts { stores, mounts, master, membership, metrics, memory: Budget::new(memory_kib) }
 }

@@ -16,8 +16,8 @@ use cavern_ufs::{MemoryBucket, Ufs};
 use cavern_worker::WorkerError;
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -161,7 +161,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-async fn receive(stream: &mut TcpStream) -> (FrameHeader, Vec<u8>, Vec<u8>) {
+async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> (FrameHeader, Vec<u8>, Vec<u8>) {
     let mut head = [0; HEADER_BYTES];
     stream.read_exact(&mut head).await.unwrap();
     let header = FrameHeader::decode(&head).unwrap();
@@ -171,11 +171,17 @@ async fn receive(stream: &mut TcpStream) -> (FrameHeader, Vec<u8>, Vec<u8>) {
     (header, message, payload)
 }
 
-async fn read(address: &str, block: &BlockRef) -> (data::Status, Vec<u8>) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
+async fn greet(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> data::Hello {
     let hello = data::Hello { protocol: PROTOCOL_VERSION, cluster_id: "c1".to_owned(), ..Default::default() };
     stream.write_all(&encode_frame(FrameKind::Hello, 1, &hello, 0)).await.unwrap();
-    assert_eq!(receive(&mut stream).await.0.kind, FrameKind::Hello);
+    let (header, message, _) = receive(stream).await;
+    assert_eq!(header.kind, FrameKind::Hello);
+    data::Hello::decode(&message[..]).unwrap()
+}
+
+async fn read(address: &str, block: &BlockRef) -> (data::Status, Vec<u8>) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    greet(&mut stream).await;
     let range = Some(data::Range { offset: 0, length: u32::MAX });
     let items = vec![read_request::Item { block: Some(block.clone()), range, part: None }];
     let request = ReadRequest { items, deadline_ms: 10_000 };
@@ -259,8 +265,11 @@ async fn a_worker_serves_registers_and_survives_restarts() {
     worker.end().await;
     assert!(TcpStream::connect(&me.data_address).await.is_err());
 
-    // It starts without a master, has its blocks, and finds the master when that is back.
+    // It starts without a master, is for clients who it was, has its blocks, and finds the master when that is back.
     let worker = Running::start(&config);
+    let socket = dir.path().join("worker.sock");
+    eventually("the socket", || std::os::unix::net::UnixStream::connect(&socket).is_ok()).await;
+    assert_eq!(greet(&mut UnixStream::connect(&socket).await.unwrap()).await.worker_id, 5);
     let listener = TcpListener::bind(&master).await.unwrap();
     let server = serve(&script, listener).await;
     eventually("registration after the restart", || script.registered.lock().len() == 3).await;

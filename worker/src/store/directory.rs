@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   lock                    held (flock) by the worker that works here
-//!   worker.json             format, worker uuid, cluster id, number of starts
+//!   worker.json             format, worker uuid and id, cluster id, number of starts
 //!   key                     where blocks are encrypted: see `sealing`
 //!   index/                  RocksDB: block id → record
 //!   blocks/xx/CONTENT.BLOCK.INCARNATION    one plain file per cached block
@@ -44,13 +44,16 @@ const STARTS_MAX: u64 = (1 << (u64::BITS - INCARNATION_BITS)) - 1;
 const MAX_ERRORS: u32 = 5;
 
 /// What `worker.json` holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub format: u32,
     /// 128 random bits in hexadecimal, the same in all directories of a worker.
     pub uuid: String,
     /// Empty until the master has sent it.
     pub cluster_id: String,
+    /// 0 until the master has sent it.
+    #[serde(default)]
+    pub worker_id: u64,
     /// Counted up at every start, so that no two starts hand out the same incarnation.
     pub starts: u64,
     /// All directories that the worker had at its last start. Earlier versions name none.
@@ -69,7 +72,7 @@ impl Identity {
     }
 
     pub(super) fn fresh() -> Self {
-        Self { format: FORMAT, uuid: host::unique_name(), cluster_id: String::new(), starts: 0, directories: vec![] }
+        Self { format: FORMAT, uuid: host::unique_name(), ..Self::default() }
     }
 
     /// That of a directory; `None` when it has none yet.
@@ -359,7 +362,7 @@ mod tests {
     fn identities_are_kept_and_wrong_ones_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Identity::read(dir.path()).unwrap(), None);
-        let identity = Identity { cluster_id: "c".into(), starts: 3, ..Identity::fresh() };
+        let identity = Identity { cluster_id: "c".into(), worker_id: 5, starts: 3, ..Identity::fresh() };
         identity.write(dir.path()).unwrap();
         assert_eq!(Identity::read(dir.path()).unwrap(), Some(identity));
         let with = |text: &str| {

@@ -183,22 +183,22 @@ impl BlockTable {
         self.next_incarnation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The worker's uuid and the cluster it belongs to (empty while unknown).
-    pub fn identity(&self) -> ([u8; 16], String) {
+    /// The worker's uuid, the id that it had last and the cluster it belongs to: 0 and empty while unknown.
+    pub fn identity(&self) -> ([u8; 16], u64, String) {
         let identity = self.identity.lock();
-        (identity.uuid_bytes().unwrap_or_default(), identity.cluster_id.clone())
+        (identity.uuid_bytes().unwrap_or_default(), identity.worker_id, identity.cluster_id.clone())
     }
 
-    /// Binds the directories to a cluster. *Blocking*.
+    /// Binds the directories to a cluster, which has the worker under this id. *Blocking*.
     ///
     /// # Errors
     /// They belong to another one, or `worker.json` cannot be written.
-    pub fn join_cluster(&self, cluster_id: &str) -> Result<(), WorkerError> {
+    pub fn join_cluster(&self, worker_id: u64, cluster_id: &str) -> Result<(), WorkerError> {
         let mut identity = self.identity.lock();
-        if identity.cluster_id == cluster_id {
+        if (identity.worker_id, identity.cluster_id.as_str()) == (worker_id, cluster_id) {
             return Ok(());
         }
-        if !identity.cluster_id.is_empty() {
+        if !identity.cluster_id.is_empty() && identity.cluster_id != cluster_id {
             let path = self.directories.first().map(|directory| directory.spec.path.join("worker.json"));
             return Err(WorkerError::ForeignCluster {
                 path: path.unwrap_or_default(),
@@ -207,6 +207,7 @@ impl BlockTable {
             });
         }
         cluster_id.clone_into(&mut identity.cluster_id);
+        identity.worker_id = worker_id;
         self.directories.iter().try_for_each(|directory| identity.write(&directory.spec.path))
     }
 

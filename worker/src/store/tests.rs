@@ -510,16 +510,19 @@ fn what_exceeds_a_smaller_share_goes_in_batches_after_the_start() {
 fn clusters_are_kept_apart() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), MIB);
-    let (uuid, cluster) = store.table.identity();
-    assert_eq!(cluster, "");
-    store.table.join_cluster("one").unwrap();
+    let (uuid, worker_id, cluster) = store.table.identity();
+    assert_eq!((worker_id, cluster.as_str()), (0, ""));
+    store.table.join_cluster(5, "one").unwrap();
     assert!(matches!(try_open(dir.path(), MIB), Err(WorkerError::DirectoryInUse(_))));
     drop(store);
     let store = open_store(dir.path(), MIB);
-    assert_eq!(store.table.identity(), (uuid, "one".to_owned()));
-    store.table.join_cluster("one").unwrap();
-    let error = store.table.join_cluster("two").unwrap_err();
+    assert_eq!(store.table.identity(), (uuid, 5, "one".to_owned()));
+    // Masters that were restored may have it under another id.
+    store.table.join_cluster(6, "one").unwrap();
+    let error = store.table.join_cluster(7, "two").unwrap_err();
     assert!(matches!(error, WorkerError::ForeignCluster { .. }), "{error}");
+    drop(store);
+    assert_eq!(open_store(dir.path(), MIB).table.identity(), (uuid, 6, "one".to_owned()));
 }
 
 #[test]

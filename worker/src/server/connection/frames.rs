@@ -82,11 +82,13 @@ impl Connection {
             membership.heard_of(hello.term);
             self.caller.term = Some(hello.term);
         }
+        // A master has nothing done before one has confirmed who this is.
+        let is_known = hello.term == 0 || membership.confirmed().is_some();
         let reply = Hello {
             protocol: PROTOCOL_VERSION,
             cluster_id,
             peer: format!("cv worker {}", env!("CARGO_PKG_VERSION")),
-            worker_id,
+            worker_id: if is_known { worker_id } else { 0 },
             max_inflight_bytes: MAX_INFLIGHT_BYTES,
             term: 0,
         };
