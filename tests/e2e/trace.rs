@@ -191,8 +191,10 @@ fn it_is_in_no_listing_and_cannot_be_changed() {
         whole.push(byte[0]);
     }
     assert!(whole.ends_with(b"\n") && whole.starts_with(b"In the last 10 minutes "));
-    // No lock, no attribute, and none of it costs others theirs.
-    assert!(rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err());
+    // No lock that is in anybody's way, no attribute, and none of it costs others theirs.
+    let lock = |operation| rustix::fs::flock(&file, operation);
+    assert_eq!(lock(rustix::fs::FlockOperation::NonBlockingLockExclusive), Err(Errno::NOLCK));
+    lock(rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
     let other = File::open(cluster.path("fs/file")).unwrap();
     rustix::fs::flock(&other, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
 }

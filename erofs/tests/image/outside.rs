@@ -161,6 +161,10 @@ fn the_kernel_shows_the_tree() {
             // Beyond that the kernel's arithmetic is its own affair. Access lists of no meaning have it refuse access.
             thing.attributes.mtime.seconds %= 1 << 33;
             thing.xattrs.retain(|name, _| !name.starts_with(b"system."));
+            // The kernel shows users' attributes of nothing else, whatever is there.
+            if !matches!(thing.what, What::File(_) | What::Directory(_)) {
+                thing.xattrs.retain(|name, _| !name.starts_with(b"user."));
+            }
         }
         let on_disk = OnDisk::new(&model);
         let Some(mounted) = mounted(&on_disk) else { return };

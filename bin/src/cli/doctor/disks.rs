@@ -371,7 +371,8 @@ mod tests {
         for magic in [0xef53, 0x5846_5342, 0x9123_683e] {
             assert_eq!(on(Role::Master, magic), [], "{magic:x}");
         }
-        assert_eq!(on(Role::Fuse, 0x0102_1994), []);
+        // No file system of images is mounted from there.
+        assert_eq!(on(Role::Fuse, 0x0102_1994), [(Level::Note, Check::Erofs)]);
         let memory = Place { holds: Holds::Blocks(Tier::Mem), ..place(Role::Worker) };
         assert_eq!(told(memory.clone(), Disk { kind: Kind::Memory, ..disk() }), []);
         assert_eq!(told(memory, disk()), [(Level::Note, Check::FileSystem)]);
