@@ -159,9 +159,9 @@ async fn names_in(master: &TestMaster, client_name: &str, inode: u64) -> Result<
     Ok(names)
 }
 
-/// Records the first views, of these mounts and in the buckets of these, as if they had been made.
-async fn record_views(master: &TestMaster, mounts: &[(u32, u32)]) {
-    let proposer = &master.services().proposer;
+/// Records views, of these mounts and in the buckets of these, as if they had been made. Gives their ids.
+async fn record_views(master: &TestMaster, mounts: &[(u32, u32)]) -> Vec<u32> {
+    let (proposer, mut ids) = (&master.services().proposer, Vec::new());
     for ((mount_id, store_mount_id), number) in mounts.iter().copied().zip(1..) {
         let view = View { name: format!("v{number}"), mount_id, store_mount_id, ..View::default() };
         let view = *proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap();
@@ -169,8 +169,10 @@ async fn record_views(master: &TestMaster, mounts: &[(u32, u32)]) {
         for settled in [false, true] {
             let _ = proposer.propose(FreezeView { id: view.id, settled }).await.unwrap();
         }
+        ids.push(view.id);
         proposer.propose(FinishView { view: Some(view) }).await.unwrap().unwrap();
     }
+    ids
 }
 
 async fn views_of(master: &TestMaster, name: &str) -> Vec<String> {
@@ -288,11 +290,11 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!(table.mounts.iter().map(|mount| mount.path.as_str()).collect::<Vec<_>>(), ["/open"]);
         assert!(table.status.iter().all(|status| status.mount_id != mount.id));
     }
-    record_views(&master, &[(mount.id, mount.id)]).await;
+    let id = record_views(&master, &[(mount.id, mount.id)]).await[0];
     let wanted = |name: &str, id| GetViewRequest { name: name.to_owned(), id };
     not_found("GetView", services.get_view(client("b", wanted("v1", 0))).await.err());
-    not_found("GetView by id", services.get_view(client("b", wanted("", 1))).await.err());
-    let locate = LocateBlocksRequest { view: 1, inode: file, prefetch: Vec::new() };
+    not_found("GetView by id", services.get_view(client("b", wanted("", id))).await.err());
+    let locate = LocateBlocksRequest { view: id, inode: file, prefetch: Vec::new() };
     not_found("LocateBlocks", services.locate_blocks(client("b", locate.clone())).await.err());
     assert!(views_of(&master, "b").await.is_empty());
     assert_eq!(views_of(&master, "r").await, ["v1"]);
