@@ -44,9 +44,11 @@ impl Lookups {
             self.recalls.recall(directory, self.asker).await?;
             let moment = held.moment();
             let answer = read().await;
+            // It may be held since it was looked whether it is.
             let found_in = match &answer {
-                Ok(found) if !held.is_empty() => places(found),
-                _ => Vec::new(),
+                _ if held.is_empty() => Vec::new(),
+                Ok(found) => places(found).into_iter().chain([directory]).collect(),
+                Err(_) => vec![directory],
             };
             let is_held = |place: &DirectoryId| held.other_holder(*place, self.asker).is_some();
             let others: Vec<DirectoryId> = found_in.into_iter().filter(is_held).collect();

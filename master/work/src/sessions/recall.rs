@@ -33,10 +33,17 @@ const DISTRUST: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(2);
 /// All directories of a session, where one could be named.
 const ALL: u64 = 0;
+/// So long after a directory was recalled nobody comes to hold it again, and twice as long each time that it is recalled
+/// soon after that,
+const DAMPED: Duration = Duration::from_secs(1);
+/// but not for longer than this.
+const DAMPED_MAX: Duration = Duration::from_secs(64);
+/// Directories for which that is remembered.
+const DAMPED_DIRECTORIES: usize = 16_384;
 
 /// The recalls of one term.
 pub struct Recalls {
-    hub: Arc<WatchHub>,
+    pub(super) hub: Arc<WatchHub>,
     delegations: Arc<DirectoryDelegations>,
     asked: Mutex<Asked>,
 }
@@ -52,6 +59,31 @@ struct Asked {
     /// Whole mounts that are being recalled, and when the last one was.
     mounts: usize,
     ended: Option<Instant>,
+    /// Directories that were recalled lately.
+    damped: HashMap<u64, Damping>,
+}
+
+/// For how long a directory stays with nobody.
+#[derive(Clone, Copy)]
+struct Damping {
+    until: Instant,
+    span: Duration,
+}
+
+impl Asked {
+    /// A directory is recalled.
+    fn damp(&mut self, directory: u64, now: Instant) {
+        let is_remembered = |damping: &Damping| now < damping.until + damping.span;
+        if self.damped.len() >= DAMPED_DIRECTORIES {
+            self.damped.retain(|_, damping| is_remembered(damping));
+        }
+        let before = self.damped.get(&directory).copied().filter(is_remembered);
+        if before.is_none() && self.damped.len() >= DAMPED_DIRECTORIES {
+            return;
+        }
+        let span = before.map_or(DAMPED, |before| (before.span * 2).min(DAMPED_MAX));
+        self.damped.insert(directory, Damping { until: now + span, span });
+    }
 }
 
 /// A mount is being recalled as long as this is there.
@@ -118,6 +150,11 @@ impl Recalls {
         let is_trusted =
             client.and_then(|client| asked.distrusted.get(client)).is_none_or(|ended| ended.elapsed() >= DISTRUST);
         is_trusted && asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
+    }
+
+    /// Whether a directory was recalled so lately that nobody is to hold it yet.
+    pub(super) fn is_damped(&self, directory: u64) -> bool {
+        self.asked.lock().damped.get(&directory).is_some_and(|damping| Instant::now() < damping.until)
     }
 
     /// Waits until there are no holders of directories; of a whole mount each is asked for all that it holds.
@@ -189,6 +226,7 @@ impl Recalls {
                 Failpoint::RecallSent.pass();
             }
         }
+        due.iter().filter(|(_, directory)| *directory != ALL).for_each(|(_, directory)| asked.damp(*directory, now));
         asked.sent.extend(due.into_iter().map(|holder| (holder, now)));
     }
 }
