@@ -204,8 +204,8 @@ impl Directory {
         }
     }
 
-    /// All names that there are, of an answer that has the directory whole, though there were changes of our own since it
-    /// was asked for; `own` says what these have had names lead to, unless there were others.
+    /// All names that there are, of an answer that has the directory whole, though there were changes of our own since
+    /// it was asked for; `own` says what these have had names lead to, unless there were others.
     pub(super) fn record_names(&self, nodes: &[Arc<Node>], own: impl FnOnce() -> Option<Vec<(Box<[u8]>, u64)>>) {
         let mut state = self.state.lock();
         if state.names.is_some() {

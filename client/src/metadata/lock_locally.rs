@@ -61,8 +61,8 @@ impl Inner {
         left.is_empty()
     }
 
-    /// A file that is held, has no other name, and is in a directory that was made here: elsewhere others may have locked
-    /// it before.
+    /// A file that is held, has no other name, and is in a directory that was made here: elsewhere others may have
+    /// locked it before.
     fn lockable(&self, state: &State, inode: u64) -> Option<Arc<Node>> {
         let file = self.names.complete_node(inode)?;
         let is_held = matches!(file.kind, Kind::File) && !file.is_removed() && file.nlink == 1;

@@ -148,8 +148,8 @@ impl Services {
         }))
     }
 
-    /// Says in each wish of a session to hold a directory what becomes of it; gives the directories that others are told
-    /// to forget.
+    /// Says in each wish of a session to hold a directory what becomes of it; gives the directories that others are
+    /// told to forget.
     async fn judge_wishes(&self, mutations: &mut [Mutation], session: u64, allow_delegations: bool) -> Vec<u64> {
         let mut announced = Vec::new();
         for mutation in mutations {

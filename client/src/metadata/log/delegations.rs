@@ -2,8 +2,8 @@
 //! has let go. So what is changed there is answered before the master has it.
 //!
 //! A directory that is made here is held from its first moment on, and one that was there before from when the master
-//! says so ([`Wishes`]). It is let go of when somebody else wants to look into it, or after a while without changes: behind all
-//! that was answered there.
+//! says so ([`Wishes`]). It is let go of when somebody else wants to look into it, or after a while without changes:
+//! behind all that was answered there.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;

@@ -19,11 +19,11 @@ const COUNTED_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
-    counted: HashMap<u64, Counted>,
+    counted: HashMap<u64, Streak>,
 }
 
 #[derive(Debug)]
-struct Counted {
+struct Streak {
     changes: u32,
     last: Instant,
     /// Not asked for before.
@@ -41,7 +41,7 @@ impl Wishes {
                 return false;
             }
         }
-        let new = Counted { changes: 0, last: now, again: now, refused: 0 };
+        let new = Streak { changes: 0, last: now, again: now, refused: 0 };
         let counted = self.counted.entry(directory).or_insert(new);
         counted.changes = if counted.is_recent(now) { counted.changes + 1 } else { 1 };
         counted.last = now;
@@ -66,7 +66,7 @@ impl Wishes {
     }
 }
 
-impl Counted {
+impl Streak {
     fn is_recent(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last) < WITHIN
     }

@@ -33,8 +33,8 @@ const DISTRUST: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(2);
 /// All directories of a session, where one could be named.
 const ALL: u64 = 0;
-/// So long after a directory was recalled nobody comes to hold it again, and twice as long each time that it is recalled
-/// soon after that,
+/// So long after a directory was recalled nobody comes to hold it again, and twice as long each time that it is
+/// recalled soon after that,
 const DAMPED: Duration = Duration::from_secs(1);
 /// but not for longer than this.
 const DAMPED_MAX: Duration = Duration::from_secs(64);
@@ -87,13 +87,19 @@ impl Asked {
 }
 
 /// A mount is being recalled as long as this is there.
-struct MountRecall<'a>(&'a Recalls);
+struct MountRecall<'a> {
+    recalls: &'a Recalls,
+    /// Whoever asked for that needs a moment without delegations.
+    has_turn: bool,
+}
 
 impl Drop for MountRecall<'_> {
     fn drop(&mut self) {
-        let mut asked = self.0.asked.lock();
+        let mut asked = self.recalls.asked.lock();
         asked.mounts -= 1;
-        asked.ended = Some(Instant::now());
+        if self.has_turn {
+            asked.ended = Some(Instant::now());
+        }
     }
 }
 
@@ -131,8 +137,20 @@ impl Recalls {
     /// # Errors
     /// As [`Self::recall`].
     pub async fn recall_mount(&self, mount_id: u32) -> Result<(), WorkError> {
+        self.return_mount(mount_id, true).await
+    }
+
+    /// Returns when everything is made in a mount that sessions had answered by now; they may go on.
+    ///
+    /// # Errors
+    /// As [`Self::recall`].
+    pub async fn settle_mount(&self, mount_id: u32) -> Result<(), WorkError> {
+        self.return_mount(mount_id, false).await
+    }
+
+    async fn return_mount(&self, mount_id: u32, has_turn: bool) -> Result<(), WorkError> {
         self.asked.lock().mounts += 1;
-        let _whole = MountRecall(self);
+        let _whole = MountRecall { recalls: self, has_turn };
         self.wait(|| self.delegations.delegations_in(mount_id), true).await
     }
 
