@@ -118,7 +118,7 @@ impl Services {
         let now_ns = self.lookups.reader.clock().now_ns();
         let name = asker.and_then(Identity::client_name);
         let allow_delegations = self.lookups.recalls.allow_delegations(name);
-        let announced = self.judge_wishes(&mut mutations, session, allow_delegations).await;
+        let announced = self.judge_wishes(&mut mutations, (session, client.as_ref()), allow_delegations).await;
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
@@ -150,17 +150,27 @@ impl Services {
 
     /// Says in each wish of a session to hold a directory what becomes of it; gives the directories that others are
     /// told to forget.
-    async fn judge_wishes(&self, mutations: &mut [Mutation], session: u64, allow_delegations: bool) -> Vec<u64> {
+    async fn judge_wishes(
+        &self,
+        mutations: &mut [Mutation],
+        (session, client): (u64, Option<&Arc<str>>),
+        allow_delegations: bool,
+    ) -> Vec<u64> {
         let mut announced = Vec::new();
         for mutation in mutations {
             let Some(Change::AcquireDelegation(wish)) = &mut mutation.change else { continue };
             let later = AcquireDelegation { inode: wish.inode, ..AcquireDelegation::default() };
-            let judged = match allow_delegations {
-                true => self.lookups.recalls.judge_wish(&self.lookups.reader, wish.inode, session).await,
-                false => Ok(later),
+            let lookups = Lookups { client: client.cloned(), ..self.lookups.clone() };
+            let judged = async {
+                if !allow_delegations {
+                    return Ok(later);
+                }
+                // Nobody waits for whoever may not look there.
+                lookups.check_mount_access(later.inode).await?;
+                lookups.recalls.judge_wish(&lookups.reader, later.inode, session).await
             };
             // What was judged before is to be proposed in any case.
-            *wish = judged.unwrap_or_else(|error| {
+            *wish = judged.await.unwrap_or_else(|error: WorkError| {
                 tracing::debug!("directory inode {} is not delegated: {error}", later.inode);
                 later
             });
