@@ -7,8 +7,8 @@ use cavern_consensus::ProposalPermit;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    AcquireDelegation, AcquireStep, Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName,
-    RenameName, SetQuota, SetTtl, TtlAction, WriteType,
+    AcquireDelegation, Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota,
+    SetTtl, TtlAction, WriteType,
 };
 use cavern_proto::record::Mutate;
 use cavern_security::{Identity, Tenant};
@@ -140,8 +140,8 @@ impl Services {
                 result
             });
             let results = results.collect();
-            for directory in announced {
-                recalls.delegations().announced(directory, session, watch.seq());
+            for (directory, ticket) in announced {
+                recalls.delegations().announced(directory, ticket, watch.seq());
             }
             watch.wait_invalidated(&waits_for).await;
             Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
@@ -149,13 +149,13 @@ impl Services {
     }
 
     /// Says in each wish of a session to hold a directory what becomes of it; gives the directories that others are
-    /// told to forget.
+    /// told to forget, with the numbers of their announcements.
     async fn judge_wishes(
         &self,
         mutations: &mut [Mutation],
         (session, client): (u64, Option<&Arc<str>>),
         allow_delegations: bool,
-    ) -> Vec<u64> {
+    ) -> Vec<(u64, u64)> {
         let mut announced = Vec::new();
         for mutation in mutations {
             let Some(Change::AcquireDelegation(wish)) = &mut mutation.change else { continue };
@@ -163,18 +163,19 @@ impl Services {
             let lookups = Lookups { client: client.cloned(), ..self.lookups.clone() };
             let judged = async {
                 if !allow_delegations {
-                    return Ok(later);
+                    return Ok((later, None));
                 }
                 // Nobody waits for whoever may not look there.
                 lookups.check_mount_access(later.inode).await?;
                 lookups.recalls.judge_wish(&lookups.reader, later.inode, session).await
             };
             // What was judged before is to be proposed in any case.
-            *wish = judged.await.unwrap_or_else(|error: WorkError| {
+            let (judged, ticket) = judged.await.unwrap_or_else(|error: WorkError| {
                 tracing::debug!("directory inode {} is not delegated: {error}", later.inode);
-                later
+                (later, None)
             });
-            announced.extend((wish.step() == AcquireStep::Announce).then_some(wish.inode));
+            *wish = judged;
+            announced.extend(ticket.map(|ticket| (later.inode, ticket)));
         }
         announced
     }

@@ -26,8 +26,9 @@ enum Judged {
 }
 
 impl Recalls {
-    /// What becomes of the wish of a session to hold a directory, as it is put into the log. Of what is to be granted
-    /// all who ask about the directory wait until the state has decided: it is to be proposed in any case.
+    /// What becomes of the wish of a session to hold a directory, as it is put into the log; and if others are told by
+    /// that, the number of the announcement. Of what is to be granted all who ask about the directory wait until the
+    /// state has decided: it is to be proposed in any case.
     ///
     /// # Errors
     /// Those of reading the state.
@@ -36,36 +37,34 @@ impl Recalls {
         reader: &StateReader,
         directory: u64,
         session: u64,
-    ) -> Result<AcquireDelegation, WorkError> {
+    ) -> Result<(AcquireDelegation, Option<u64>), WorkError> {
         let asked = |step: AcquireStep| AcquireDelegation { inode: directory, step: step.into(), ctime_ns: 0 };
+        let later = (asked(AcquireStep::Later), None);
         if self.is_damped(directory) {
-            return Ok(asked(AcquireStep::Later));
+            return Ok(later);
         }
         let delegations = self.delegations();
         let announced = match delegations.claim(directory, session) {
-            ClaimBegin::Taken => return Ok(asked(AcquireStep::Later)),
+            ClaimBegin::Taken => return Ok(later),
             ClaimBegin::New => None,
             ClaimBegin::Announced(announced) => Some(announced),
         };
-        match self.judge(reader, (directory, session), announced).await {
+        let judged = self.judge(reader, (directory, session), announced).await;
+        match judged {
             Ok(Judged::Free) => {
                 let ctime_ns = announced.map_or(0, |announced| announced.ctime_ns);
-                Ok(AcquireDelegation { ctime_ns, ..asked(AcquireStep::Grant) })
+                return Ok((AcquireDelegation { ctime_ns, ..asked(AcquireStep::Grant) }, None));
             }
-            Ok(Judged::Remembered { ctime_ns }) => {
-                let again = announced.filter(|announced| announced.ctime_ns == ctime_ns);
-                delegations.postpone(directory, again.unwrap_or(Announcement { ctime_ns, seq: None }));
-                Ok(asked(if again.is_some() { AcquireStep::Later } else { AcquireStep::Announce }))
-            }
-            Ok(Judged::Used) => {
-                delegations.give_up(directory);
-                Ok(asked(AcquireStep::Later))
-            }
-            Err(error) => {
-                delegations.give_up(directory);
-                Err(error)
-            }
+            Ok(Judged::Remembered { ctime_ns }) => match announced.filter(|known| known.ctime_ns == ctime_ns) {
+                Some(known) => delegations.postpone(directory, known),
+                None => {
+                    let ticket = delegations.announce(directory, ctime_ns);
+                    return Ok((asked(AcquireStep::Announce), Some(ticket)));
+                }
+            },
+            Ok(Judged::Used) | Err(_) => delegations.give_up(directory),
         }
+        judged.map(|_| later)
     }
 
     async fn judge(

@@ -55,6 +55,8 @@ struct Claim {
 pub(super) struct Announcement {
     /// The directory's ctime before that.
     pub ctime_ns: i64,
+    /// Tells it from others.
+    ticket: u64,
     /// By an event up to this one, when its number is known.
     pub seq: Option<u64>,
 }
@@ -136,7 +138,7 @@ impl DirectoryDelegations {
     }
 
     /// A session wants a directory: from now on whoever looks waits, until the state has decided, or the claim is given
-    /// up ([`Self::postpone`], [`Self::give_up`]).
+    /// up ([`Self::announce`], [`Self::give_up`]).
     pub(super) fn claim(&self, directory: u64, session: u64) -> ClaimBegin {
         let mut held = self.held.lock();
         if held.holders.get(&directory).is_some_and(|holder| holder.session != session) {
@@ -159,7 +161,15 @@ impl DirectoryDelegations {
         begin
     }
 
-    /// A claim waits until others have forgotten the directory.
+    /// A claim waits until others have forgotten the directory, which has this ctime. Gives a number for
+    /// [`Self::announced`].
+    pub(super) fn announce(&self, directory: u64, ctime_ns: i64) -> u64 {
+        let ticket = self.moment.fetch_add(1, Ordering::AcqRel) + 1;
+        self.postpone(directory, Announcement { ctime_ns, ticket, seq: None });
+        ticket
+    }
+
+    /// A claim goes on waiting.
     pub(super) fn postpone(&self, directory: u64, announced: Announcement) {
         if let Some(claim) = self.held.lock().claims.get_mut(&directory) {
             claim.stage = ClaimStage::Announced(announced);
@@ -168,12 +178,12 @@ impl DirectoryDelegations {
     }
 
     /// What was to be forgotten is, when the event of this number has been taken in.
-    pub fn announced(&self, directory: u64, session: u64, seq: u64) {
+    pub fn announced(&self, directory: u64, ticket: u64, seq: u64) {
         if let Some(claim) = self.held.lock().claims.get_mut(&directory)
-            && claim.session == session
             && let ClaimStage::Announced(announced) = &mut claim.stage
+            && announced.ticket == ticket
         {
-            announced.seq.get_or_insert(seq);
+            announced.seq = Some(seq);
         }
     }
 
@@ -291,14 +301,17 @@ mod tests {
         );
         assert_eq!((held.other_holder(7, 2), held.other_holder(7, 1), held.holder(7)), (Some(1), None, None));
         assert!(held.others_claim(2) && !held.others_claim(1));
-        let announced = |seq| Announcement { ctime_ns: 5, seq };
-        held.postpone(7, announced(None));
-        held.announced(7, 2, 40);
+        let first = held.announce(7, 5);
         assert_eq!(held.claim(7, 1), ClaimBegin::New, "nobody knows up to which event");
-        held.postpone(7, announced(None));
-        held.announced(7, 1, 41);
-        assert_eq!(held.claim(7, 1), ClaimBegin::Announced(announced(Some(41))));
-        held.postpone(7, announced(Some(41)));
+        let second = held.announce(7, 6);
+        held.announced(7, first, 40);
+        assert_eq!(held.claim(7, 1), ClaimBegin::New, "that was the one before");
+        let third = held.announce(7, 6);
+        assert!(first < second && second < third);
+        held.announced(7, third, 41);
+        let announced = Announcement { ctime_ns: 6, ticket: third, seq: Some(41) };
+        assert_eq!(held.claim(7, 1), ClaimBegin::Announced(announced));
+        held.postpone(7, announced);
         assert!(!held.others_claim(2));
         assert!(held.other_holder(7, 1).is_none() && !held.is_empty(), "whoever wants it looks himself");
         assert!(held.other_holder(7, 2).is_none() && held.is_empty(), "somebody else uses it");
