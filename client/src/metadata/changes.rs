@@ -288,7 +288,7 @@ impl Inner {
             match asked_for(&operation).filter(|_| result.delegated && self.lease.last_applied() < event_seq) {
                 // What others have changed there before is not all known.
                 Some(directory) => {
-                    state.delegations.is_refused(directory);
+                    state.delegations.wish_refused(directory);
                     self.log.push_return(&mut state, &[directory]);
                 }
                 None => state.delegations.learn(&operation, &result, session),
@@ -317,7 +317,7 @@ impl Inner {
         for inode in operation.inodes.iter().copied().collect::<BTreeSet<u64>>() {
             let node = self.names.cache.node(inode).filter(|node| node.is_directory() && node.is_fs_mode());
             let mount = node.and_then(|node| node.mount.clone()).filter(|mount| !mount.has_synced_names());
-            if mount.is_some() && state.delegations.is_wanted(inode) {
+            if mount.is_some() && state.delegations.wants(inode) {
                 let wish = Change::AcquireDelegation(AcquireDelegation { inode, ..AcquireDelegation::default() });
                 self.log.push(state, Operation { inodes: vec![inode], ..Operation::new(wish, (0, 0)) });
             }

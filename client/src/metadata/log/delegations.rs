@@ -82,12 +82,12 @@ impl Delegations {
     }
 
     /// The master has made a change in a directory; whether that is to be asked for.
-    pub fn is_wanted(&mut self, directory: u64) -> bool {
+    pub fn wants(&mut self, directory: u64) -> bool {
         !self.holds(directory) && self.has_room() && self.wishes.changed(directory)
     }
 
     /// The session does not come to hold a directory that it has asked for.
-    pub fn is_refused(&mut self, directory: u64) {
+    pub fn wish_refused(&mut self, directory: u64) {
         self.wishes.refused(directory);
     }
 
@@ -358,11 +358,11 @@ mod tests {
             Operation::new(Change::AcquireDelegation(AcquireDelegation { inode, ..Default::default() }), (0, 0))
         };
         let granted = MutationResult { delegated: true, ..MutationResult::default() };
-        assert_eq!([(); 3].map(|()| held.is_wanted(5)), [false, false, true]);
+        assert_eq!([(); 3].map(|()| held.wants(5)), [false, false, true]);
         held.learn(&asked(5), &MutationResult::default(), 1);
-        assert!(!held.holds(5) && !held.is_wanted(5));
+        assert!(!held.holds(5) && !held.wants(5));
         held.learn(&asked(5), &granted, 1);
-        assert!(held.holds(5) && held.is_existing(5) && !held.is_wanted(5));
+        assert!(held.holds(5) && held.is_existing(5) && !held.wants(5));
         let inherited = Operation { is_inherited: true, ..asked(6) };
         held.learn(&inherited, &granted, 1);
         assert!(!held.holds(6), "what a process before has asked for is let go of");
