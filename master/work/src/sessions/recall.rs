@@ -70,14 +70,20 @@ struct Damping {
     span: Duration,
 }
 
+impl Damping {
+    /// Whether another recall comes soon after the last one.
+    fn counts(&self, now: Instant) -> bool {
+        now < self.until + self.span
+    }
+}
+
 impl Asked {
     /// A directory is recalled.
     fn damp(&mut self, directory: u64, now: Instant) {
-        let is_remembered = |damping: &Damping| now < damping.until + damping.span;
         if self.damped.len() >= DAMPED_DIRECTORIES {
-            self.damped.retain(|_, damping| is_remembered(damping));
+            self.damped.retain(|_, damping| damping.counts(now));
         }
-        let before = self.damped.get(&directory).copied().filter(is_remembered);
+        let before = self.damped.get(&directory).copied().filter(|damping| damping.counts(now));
         if before.is_none() && self.damped.len() >= DAMPED_DIRECTORIES {
             return;
         }
@@ -97,6 +103,8 @@ impl Drop for MountRecall<'_> {
     fn drop(&mut self) {
         let mut asked = self.recalls.asked.lock();
         asked.mounts -= 1;
+        // Whoever comes to hold something from now on is asked anew.
+        asked.sent.retain(|(_, directory), _| *directory != ALL);
         if self.has_turn {
             asked.ended = Some(Instant::now());
         }
