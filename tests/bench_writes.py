@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import CV, run, start_plainfs, stop_plainfs
-from write_rows import GIT, MIB, Missing, Row, groups, ingest_into, need, together, write_stream
+from write_rows import GIT, MIB, Missing, Row, groups, in_turn, ingest_into, need, together, write_stream
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 DISK, PLAIN, OURS = "local disk", "plainfs", "Cavern"
@@ -47,9 +47,10 @@ class Place:
 class Cluster:
     """One with two workers; `/one` keeps one replica of each block, `/two` keeps two."""
 
-    def __init__(self, directory, conf=""):
+    def __init__(self, directory, conf="", mounts=1):
         self.directory = directory / "cluster"
-        self.mount = directory / "mount"
+        self.mount, self.second = directory / "mount", directory / "second"
+        self.mounts = [self.mount, self.second][:mounts]
         self.conf = conf
 
     def cv(self, *arguments):
@@ -59,11 +60,12 @@ class Cluster:
         return run(CV, *arguments, env=environment)
 
     def __enter__(self):
-        self.mount.mkdir(parents=True, exist_ok=True)
+        for mount in self.mounts:
+            mount.mkdir(parents=True, exist_ok=True)
         conf = self.mount.parent / "bench.toml"
         conf.write_text(self.conf)
         try:
-            self.cv("local", "up", "--dir", self.directory, "--mount-point", self.mount, "--workers", 2, "--conf", conf)
+            self.up(conf)
             self.s3 = self.status()["s3"]
             seed = self.mount.parent / "seed"
             seed.mkdir(exist_ok=True)
@@ -83,6 +85,16 @@ class Cluster:
         subprocess.run([CV, "local", "down", "--dir", self.directory], stdout=subprocess.DEVNULL)
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.rmtree(self.mount.parent / "seed", ignore_errors=True)
+
+    def resume(self):
+        """All processes end, and begin anew where they were."""
+        conf = self.mount.parent / "bench.toml"
+        self.cv("local", "down", "--dir", self.directory)
+        self.up(conf)
+
+    def up(self, conf):
+        mounts = [argument for mount in self.mounts for argument in ("--mount-point", mount)]
+        self.cv("local", "up", "--dir", self.directory, *mounts, "--workers", 2, "--conf", conf)
 
     def status(self):
         return json.loads(self.cv("local", "status", "--dir", self.directory, "--json"))
@@ -217,6 +229,11 @@ class Bench:
         finally:
             remove(place.directory)
 
+    def resume(self, place):
+        """A job goes on after its host was restarted: a client begins anew, of a local disk nothing is cached."""
+        if place.name == OURS:
+            self.cluster.resume()
+
     # --------------------------------------------------------------- what has another baseline than a place
 
     def network(self):
@@ -232,6 +249,22 @@ class Bench:
                     for row, count, size in ((small, self.scaled(20_000), 4096), (large, self.pieces, MIB)):
                         seconds = together(1, write_stream, cluster.mount / "one", count, size)
                         figures[row][name].append(count / seconds)
+        return figures, {}
+
+    def turns(self):
+        """Two mounts append in turn in a directory that was there before; then how long one waits that looks into what
+        is delegated to the other: the 99th of a hundred looks, in milliseconds."""
+        baseline = "`directory_delegations = false`"
+        turn, look = (Row("turns", "two mounts append in turn in an old directory", "/s"),
+                      Row("turns", "the longest but one of 100 looks into the other's directory", "ms"))
+        figures = {row: {baseline: [], OURS: []} for row in (turn, look)}
+        for _ in range(self.repetitions):
+            for name, delegated in ((OURS, "true"), (baseline, "false")):
+                conf = f"[client]\ndirectory_delegations = {delegated}\n"
+                with Cluster(self.directory / "turns", conf, mounts=2) as cluster:
+                    appended, longest = in_turn(cluster.mount / "one", cluster.second / "one", self.seconds)
+                    figures[turn][name].append(appended)
+                    figures[look][name].append(longest * 1000)
         return figures, {}
 
     def drain(self):
@@ -326,7 +359,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a tenth of the sizes: the figures say little")
     options = parser.parse_args()
     bench = Bench(options.dir.resolve(), options.repetitions, options.quick)
-    of_turns, others = groups(bench), {"network": bench.network, "drain": bench.drain}
+    of_turns, others = groups(bench), {"network": bench.network, "turns": bench.turns, "drain": bench.drain}
     names = [row.name for group in of_turns for row in group.rows] + list(others)
     wanted = set(options.rows.split(",") if options.rows else names)
     if wanted - set(names):

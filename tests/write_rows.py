@@ -39,7 +39,7 @@ class Row:
 
     @property
     def is_time(self):
-        return self.unit in ("s", "µs")
+        return self.unit in ("s", "ms", "µs")
 
 
 @dataclass(frozen=True)
@@ -146,17 +146,76 @@ def ingest_synced(bench, place):
     yield bench.files / ingest_into(place.directory, bench.files, os.urandom(50_000), sync=True)
 
 
+# ----------------------------------------------------------------------------- directories that were there before
+
+def append_to(path, data=b"a" * 100):
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(file, data)
+    os.close(file)
+
+
+def make_old(bench, place, name, files):
+    """A directory with files that everybody has forgotten: it is in the bucket, and delegated to nobody."""
+    directory = place.directory / name
+    directory.mkdir()
+    for number in range(files):
+        append_to(directory / str(number))
+    bench.cluster.settle()
+    return directory
+
+
+def existing(bench, place):
+    files = bench.scaled(600)
+    directory = make_old(bench, place, "old", files)
+    yield rate(bench.seconds, lambda: append_to(directory / "0"))
+    numbers = iter(range(1 << 30))
+    yield rate(bench.seconds, lambda: append_to(directory / f"new{next(numbers)}"))
+    made = next(numbers)
+    begun = time.monotonic()
+    for number in range(made):
+        os.rename(directory / f"new{number}", directory / f"renamed{number}")
+    yield made / (time.monotonic() - begun)
+    bench.cluster.settle()
+    begun = time.monotonic()
+    for number in range(made):
+        os.unlink(directory / f"renamed{number}")
+    yield made / (time.monotonic() - begun)
+    bench.cluster.settle()
+    yield timed("rm", "-rf", directory)
+
+
+def resumed(bench, place):
+    directory = make_old(bench, place, "job", bench.scaled(100))
+    bench.resume(place)
+    yield rate(bench.seconds * 20, lambda: append_to(directory / "0"))
+    yield rate(bench.seconds, lambda: append_to(directory / "0"))
+
+
+def in_turn(one, other, seconds):
+    """How often in a second two mounts append in turn in a directory that was there before; and the longest but one of
+    a hundred looks of one into a directory that is delegated to the other, in seconds."""
+    old = one / "old"
+    old.mkdir()
+    for directory in (old, other / "old"):
+        append_to(directory / "log")
+    turns = iter([old, other / "old"] * (1 << 20))
+    appended = rate(seconds, lambda: append_to(next(turns) / "log"))
+    looks = []
+    for number in range(100):
+        directory = one / f"new{number}"
+        directory.mkdir()
+        append_to(directory / "log")
+        begun = time.monotonic()
+        size = (other / f"new{number}" / "log").stat().st_size
+        looks.append(time.monotonic() - begun)
+        assert size == 100, size
+    return appended, sorted(looks)[-2]
+
+
 # --------------------------------------------------------------------------------------------- writes to one file
 
 def appends(bench, place):
-    path, data = place.directory / "log", b"a" * 100
-
-    def reopen():
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(file, data)
-        os.close(file)
-
-    yield rate(bench.seconds, reopen)
+    yield rate(bench.seconds, lambda: append_to(place.directory / "log"))
     file = os.open(place.directory / "kept-open", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         record = b"r" * 512
@@ -361,6 +420,13 @@ def groups(bench):
         Group(ingest_synced, (Row("ingest-synced", "the same, with `fsync` each", "/s"),)),
         Group(appends, (Row("reopen", "open, append 100 bytes, close", "/s"),
                         Row("append", "append 512 bytes to an open file", "/s"))),
+        Group(existing, (Row("old-append", "open, append 100 bytes, close, in a directory of before", "/s"),
+                         Row("old-create", "make files of 100 bytes there", "/s"),
+                         Row("old-rename", "rename them", "/s"),
+                         Row("old-unlink", "unlink them when the bucket has them", "/s"),
+                         Row("old-rm", f"`rm -rf` of {bench.scaled(600)} files that the bucket has", "s"))),
+        Group(resumed, (Row("resumed", f"append after a restart of all, for {20 * bench.seconds:g} s", "/s"),
+                        Row("resumed-later", "the same, from then on", "/s"))),
         Group(synced_writes, (Row("sync", "random write of 4 KiB, `fsync`", "/s"),)),
         Group(streams, (Row("stream", f"{pieces} × 1 MiB, `fsync`", "MiB/s"),
                         Row("streams", "the same, 4 at once", "MiB/s"))),

@@ -300,7 +300,7 @@ section! {
         change_timeout: Interval = Interval::secs(300), positive;
         /// Of which mounts names are asked of the bucket while no master answers.
         outage_lookups: OutageLookups = OutageLookups::ReadOnly;
-        /// Whether `cv fuse` answers changes in directories that it made before the master has them.
+        /// Whether `cv fuse` answers changes in directories that it made, or uses alone, before the master has them.
         directory_delegations: bool = true;
         /// One read, write or sync of a file, every fallback included; then EIO.
         read_timeout: Interval = Interval::millis(15_000), positive;

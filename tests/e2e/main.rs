@@ -38,6 +38,7 @@ mod fs_mode_contended;
 mod fs_mode_content;
 mod fs_mode_copied_blocks;
 mod fs_mode_copy;
+mod fs_mode_delegated_existing;
 mod fs_mode_delegated_locks;
 mod fs_mode_delegations;
 mod fs_mode_existing;

@@ -15,6 +15,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Attr, CommitContent, CreateInode, Kind, Mutation, MutationResult, Naming, RemoveName, RenameMode, RenameName,
 };
+use cavern_proto::reserved::is_reserved;
 
 use super::cache::Found;
 use super::lock_locally::LocalLock;
@@ -298,8 +299,8 @@ impl Inner {
         (is_plain && state.affected.is_certain(&[node.inode])).then_some(node)
     }
 
-    /// Whether a name is known to lead nowhere, and can be one.
+    /// Whether a name is known to lead nowhere, and can be one, of the root of a mount too.
     fn is_free(&self, directory: u64, name: &[u8]) -> bool {
-        check_name(name).is_ok() && self.names.is_without(directory, name)
+        check_name(name).is_ok() && !is_reserved(name) && self.names.is_without(directory, name)
     }
 }

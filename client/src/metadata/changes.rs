@@ -10,18 +10,20 @@
 //! answer came, the asker gets an error that says so, and the change goes on being sent: the session lives on, and its
 //! caches must know what became of it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use cavern_net::master::RetryPolicy;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Attr, Kind, MakeListedRequest, MutateReply, MutationResult, RecallRequest, User};
+use cavern_proto::master::{
+    AcquireDelegation, Attr, Kind, MakeListedRequest, MutateReply, MutationResult, RecallRequest, User,
+};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::cache::Found;
-use super::log::{Answer, Call, Changed, Operation, Waiter, late};
+use super::log::{Answer, Call, Changed, Operation, State, Waiter, late};
 use super::node::Node;
 use super::open_files::ChangedContents;
 use super::parts::{Inner, Metadata};
@@ -256,6 +258,7 @@ impl Inner {
             Change::RemoveXattr(remove) => with_place(remove.inode),
             Change::Commit(commit) => with_place(commit.inode),
             Change::SetQuota(_) | Change::SetTtl(_) => vec![0],
+            Change::AcquireDelegation(asked) => vec![asked.inode],
             Change::AddOpenRef(_)
             | Change::DropOpenRef(_)
             | Change::SetOpenRefs(_)
@@ -282,7 +285,15 @@ impl Inner {
         // One after the other: each is at its end before the next result, which may be about the same, is taken in.
         let done = operations.into_iter().zip(results).map(|(operation, result)| {
             let mut state = self.log.lock();
-            state.delegations.learn(&operation, &result, session);
+            match asked_for(&operation).filter(|_| result.delegated && self.lease.last_applied() < event_seq) {
+                // What others have changed there before is not all known.
+                Some(directory) => {
+                    state.delegations.wish_refused(directory);
+                    self.log.push_return(&mut state, &[directory]);
+                }
+                None => state.delegations.learn(&operation, &result, session),
+            }
+            self.follow_wishes(&mut state, &operation, &result);
             if !state.delegations.is_empty() {
                 self.log.wake_if(state.reserve_numbers());
             }
@@ -292,6 +303,25 @@ impl Inner {
         });
         // Whoever wanted them has gone, and nobody will close them.
         self.log.finish(done).into_iter().for_each(|inode| self.open.inodes.never_opened(inode));
+    }
+
+    /// Asks for directories in which the master has made several changes of this session, and for the names of one that
+    /// the session has got by that.
+    fn follow_wishes(&self, state: &mut State, operation: &Operation, result: &MutationResult) {
+        if let Some(directory) = asked_for(operation).filter(|directory| state.delegations.holds(*directory)) {
+            self.refresh.list_held(directory);
+        }
+        if !self.log.delegates_directories || result.errno != 0 || !operation.is_change_in_directory() {
+            return;
+        }
+        for inode in operation.inodes.iter().copied().collect::<BTreeSet<u64>>() {
+            let node = self.names.cache.node(inode).filter(|node| node.is_directory() && node.is_fs_mode());
+            let mount = node.and_then(|node| node.mount.clone()).filter(|mount| !mount.has_synced_names());
+            if mount.is_some() && state.delegations.wants(inode) {
+                let wish = Change::AcquireDelegation(AcquireDelegation { inode, ..AcquireDelegation::default() });
+                self.log.push(state, Operation { inodes: vec![inode], ..Operation::new(wish, (0, 0)) });
+            }
+        }
     }
 
     /// Gives the node of the result's inode, where that is made.
@@ -365,6 +395,14 @@ impl Inner {
                 self.names.keep(&[Arc::new(known.with_attributes(attr))]);
             }
         }
+    }
+}
+
+/// The directory that an operation asks for.
+fn asked_for(operation: &Operation) -> Option<u64> {
+    match &operation.mutation.change {
+        Some(Change::AcquireDelegation(asked)) => Some(asked.inode),
+        _ => None,
     }
 }
 

@@ -204,6 +204,31 @@ impl Directory {
         }
     }
 
+    /// All names that there are, of an answer that has the directory whole, though there were changes of our own since
+    /// it was asked for; `own` says what these have had names lead to, unless there were others.
+    pub(super) fn record_names(&self, nodes: &[Arc<Node>], own: impl FnOnce() -> Option<Vec<(Box<[u8]>, u64)>>) {
+        let mut state = self.state.lock();
+        if state.names.is_some() {
+            return;
+        }
+        // Whoever changes something after this says so before, and enters it here afterwards.
+        let Some(own) = own() else { return };
+        let mut names = NameSet::new(self.budget.clone());
+        let mut fits = nodes.iter().all(|node| names.add(&node.name, node.inode));
+        for (name, inode) in &own {
+            match inode {
+                0 => names.remove(name),
+                _ => fits = fits && names.add(name, *inode),
+            }
+        }
+        state.names = fits.then_some(names);
+    }
+
+    /// Whether all names are known here.
+    pub(super) fn has_all_names(&self) -> bool {
+        self.state.lock().names.is_some()
+    }
+
     /// Whether no entry has this name, as far as is known here.
     pub(super) fn is_without(&self, name: &[u8]) -> bool {
         self.keeps_absences() && self.state.lock().names.as_ref().is_some_and(|names| !names.may_have(name))
@@ -360,6 +385,25 @@ mod tests {
         directory.forget_listing();
         directory.own_change(b"e", 14);
         assert_eq!(absent("abcd"), [false; 4]);
+    }
+
+    #[test]
+    fn names_are_known_from_an_answer_and_what_was_changed_here_since() {
+        let directories = Directories::new(100);
+        let directory = directories.ensure(1, None, "");
+        let nodes = [node(10, 1, "a"), node(11, 1, "b")];
+        directory.record_names(&nodes, || None);
+        assert!(!directory.has_all_names(), "others have changed something");
+        let own = || Some(vec![(Box::from(&b"c"[..]), 12), (Box::from(&b"a"[..]), 0)]);
+        directory.record_names(&nodes, own);
+        let absent = |names: &str| names.bytes().map(|name| directory.is_without(&[name])).collect::<Vec<_>>();
+        assert_eq!((absent("abcd"), directory.has_all_names()), (vec![true, false, false, true], true));
+        directory.record_names(&[], || Some(Vec::new()));
+        assert_eq!(absent("ab"), [true, false], "what is known stays");
+        let small = Directories::new(1);
+        let directory = small.ensure(1, None, "");
+        directory.record_names(&nodes, || Some(Vec::new()));
+        assert_eq!((directory.has_all_names(), small.budget.used()), (false, 0));
     }
 
     #[test]

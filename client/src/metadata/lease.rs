@@ -126,7 +126,7 @@ impl SessionLease {
     }
 
     /// The last event that has been taken in.
-    fn last_applied(&self) -> u64 {
+    pub(super) fn last_applied(&self) -> u64 {
         *self.applied.borrow()
     }
 

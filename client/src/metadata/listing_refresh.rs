@@ -1,5 +1,5 @@
-//! Asks the master for new listings: in the background for directories that are in use and past half of their time,
-//! and first of all for those past their time.
+//! Asks the master for listings in the background: new ones of directories that are in use and past half of their time
+//! (first of all, for those past their time), and those of directories that the session has come to hold.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::directory::LISTING_PAGE;
 use super::parts::{Inner, Metadata};
 use crate::single_flight::SingleFlight;
 
@@ -20,6 +21,8 @@ const QUEUE: usize = 1024;
 const BATCH: usize = 256;
 /// A directory is touched in the background once in this time at most, or in a quarter of its `metadata_ttl`.
 const REFRESH_PAUSE: Duration = Duration::from_secs(1);
+/// How often the names of a directory that is held are asked for: what is changed there meanwhile may be in the way.
+const LISTED_MAX: usize = 3;
 /// Nobody waits for listings of a bucket that was slow, for this long.
 const SLOW_FOR: Duration = Duration::from_secs(5);
 
@@ -33,19 +36,31 @@ pub(super) struct ListingRefresh {
     /// Taken by whoever touches what is in the queue.
     queued: Mutex<Option<mpsc::Receiver<u64>>>,
     under_way: SingleFlight<u64, ()>,
+    /// Directories that are held, and whose names may not be known.
+    held: mpsc::Sender<u64>,
+    newly_held: Mutex<Option<mpsc::Receiver<u64>>>,
 }
 
 impl ListingRefresh {
     /// The master waits for a new listing for `master_waits`.
     pub(super) fn new(master_waits: Duration) -> Self {
-        let (queue, queued) = mpsc::channel(QUEUE);
+        let ((queue, queued), (held, newly_held)) = (mpsc::channel(QUEUE), mpsc::channel(QUEUE));
         Self {
             wait: master_waits + Duration::from_secs(1),
             slow: Mutex::default(),
             queue,
             queued: Mutex::new(Some(queued)),
             under_way: SingleFlight::default(),
+            held,
+            newly_held: Mutex::new(Some(newly_held)),
         }
+    }
+
+    /// The session has come to hold a directory that was there before: what is made there is answered here when all its
+    /// names are known.
+    pub(super) fn list_held(&self, directory: u64) {
+        // A full queue: its names are for the master to say.
+        let _full = self.held.try_send(directory);
     }
 
     pub(super) fn is_slow(&self, mount: u32) -> bool {
@@ -122,16 +137,40 @@ impl Metadata {
 
     /// Asks for new listings in the background until `stop`.
     pub(crate) async fn run_refresher(&self, stop: CancellationToken) {
-        let Some(mut queued) = self.inner.refresh.queued.lock().take() else { return };
-        let work = async {
-            loop {
-                let mut batch = Vec::new();
-                queued.recv_many(&mut batch, BATCH).await;
-                batch.sort_unstable();
-                batch.dedup();
-                self.inner.refresh(batch).await;
+        let refresh = &self.inner.refresh;
+        let queues = (refresh.queued.lock().take(), refresh.newly_held.lock().take());
+        let (Some(mut queued), Some(mut held)) = queues else { return };
+        let list = async {
+            while let Some(directory) = held.recv().await {
+                self.list_newly_held(directory).await;
             }
         };
-        let _stopped = stop.run_until_cancelled(work).await;
+        let renew = async {
+            let mut batch = Vec::new();
+            while queued.recv_many(&mut batch, BATCH).await > 0 {
+                batch.sort_unstable();
+                batch.dedup();
+                self.inner.refresh(std::mem::take(&mut batch)).await;
+            }
+        };
+        let _stopped = stop.run_until_cancelled(futures::future::join(renew, list)).await;
+    }
+
+    /// Learns all names of a directory that is held, if one answer has them.
+    async fn list_newly_held(&self, directory: u64) {
+        for _ in 0..LISTED_MAX {
+            let is_held = self.inner.log.lock().delegations.holds(directory);
+            let known = self.inner.names.directories.get(directory);
+            if !is_held || known.is_some_and(|known| known.has_all_names() || !known.records()) {
+                return;
+            }
+            match self.ask_dir_page(directory, b"", LISTING_PAGE, RetryPolicy::UntilDeadline).await {
+                Ok(page) if page.end => {}
+                Ok(_) => return,
+                Err(error) => {
+                    return tracing::debug!("the names of directory inode {directory} are not known: {error}");
+                }
+            }
+        }
     }
 }

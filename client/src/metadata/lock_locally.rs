@@ -61,11 +61,12 @@ impl Inner {
         left.is_empty()
     }
 
-    /// A file that is held, and has no other name.
+    /// A file that is held, has no other name, and is in a directory that was made here: elsewhere others may have
+    /// locked it before.
     fn lockable(&self, state: &State, inode: u64) -> Option<Arc<Node>> {
         let file = self.names.complete_node(inode)?;
         let is_held = matches!(file.kind, Kind::File) && !file.is_removed() && file.nlink == 1;
-        let is_held = is_held && state.delegations.holds(file.parent);
+        let is_held = is_held && state.delegations.holds(file.parent) && !state.delegations.is_existing(file.parent);
         (is_held && state.affected.is_in_place(&[inode, file.parent])).then_some(file)
     }
 

@@ -20,6 +20,7 @@ mod replayed;
 mod state;
 #[cfg(test)]
 mod tests;
+mod wishes;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -248,7 +249,8 @@ impl OperationLog {
         Failpoint::ReturnQueued.pass();
     }
 
-    fn push_return(&self, state: &mut State, directories: &[u64]) {
+    /// Lets go of directories, behind all that was answered there.
+    pub fn push_return(&self, state: &mut State, directories: &[u64]) {
         for directories in directories.chunks(RETURN_MAX) {
             let let_go = ReturnDelegations { directories: directories.to_vec(), all: false };
             self.push(state, Operation::must_deliver(Change::ReturnDelegations(let_go)));

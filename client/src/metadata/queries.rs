@@ -285,6 +285,9 @@ impl Metadata {
             } else {
                 let untouched = entries.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
                 inner.names.keep(&untouched.cloned().collect::<Vec<_>>());
+                if let (Some((directory, _)), true) = (&known, after.is_empty() && end) {
+                    directory.record_names(&entries, || inner.names.recent.own_names_since(mark, inode));
+                }
             }
         }
         Ok(DirPage { entries, end })

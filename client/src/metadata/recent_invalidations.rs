@@ -103,6 +103,23 @@ impl RecentInvalidations {
         self.changes(mark, |changed| changed.origin == ChangedBy::Foreign)
     }
 
+    /// What our own changes since a mark have had the names of a directory lead to (0: nowhere), in their order; `None`
+    /// where others have changed something there, or not all is remembered.
+    pub(super) fn own_names_since(&self, mark: InvalidationMark, directory: u64) -> Option<Vec<(Box<[u8]>, u64)>> {
+        let ring = self.ring.lock();
+        let count = usize::try_from(ring.next - mark.0).ok().filter(|_| mark.0 >= ring.floor)?;
+        let mut names = Vec::new();
+        for changed in ring.entries.iter().skip(ring.entries.len().saturating_sub(count)) {
+            let is_here = changed.parent == directory;
+            match changed.origin {
+                ChangedBy::Foreign if is_here || changed.inode == directory => return None,
+                ChangedBy::Own if is_here => names.push((changed.name.clone(), changed.inode)),
+                _ => {}
+            }
+        }
+        Some(names)
+    }
+
     fn changes(&self, mark: InvalidationMark, counts: impl Fn(&Invalidation) -> bool) -> Changes {
         let ring = self.ring.lock();
         let everything = mark.0 < ring.floor;
@@ -160,6 +177,27 @@ mod tests {
         recent.inode(9);
         let foreign = recent.foreign_since(mark);
         assert!(foreign.touch(2, b"b", 9) && !foreign.touch(1, b"a", 7));
+    }
+
+    #[test]
+    fn our_own_names_are_known_unless_others_have_changed_some() {
+        let recent = RecentInvalidations::default();
+        recent.own_entry(1, b"before", 4);
+        let mark = recent.mark();
+        assert_eq!(recent.own_names_since(mark, 1), Some(vec![]));
+        recent.own_entry(1, b"a", 7);
+        recent.own_entry(2, b"b", 8);
+        recent.own_inode(1);
+        recent.own_entry(1, b"a", 0);
+        let name = |text: &[u8]| -> Box<[u8]> { text.into() };
+        assert_eq!(recent.own_names_since(mark, 1), Some(vec![(name(b"a"), 7), (name(b"a"), 0)]));
+        recent.entry(2, b"c", 9);
+        assert_eq!((recent.own_names_since(mark, 2), recent.own_names_since(mark, 1).is_some()), (None, true));
+        recent.inode(1);
+        assert_eq!(recent.own_names_since(mark, 1), None);
+        let later = recent.mark();
+        recent.reset();
+        assert_eq!(recent.own_names_since(later, 1), None);
     }
 
     #[test]

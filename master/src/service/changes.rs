@@ -7,8 +7,8 @@ use cavern_consensus::ProposalPermit;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota, SetTtl, TtlAction,
-    WriteType,
+    AcquireDelegation, Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota,
+    SetTtl, TtlAction, WriteType,
 };
 use cavern_proto::record::Mutate;
 use cavern_security::{Identity, Tenant};
@@ -99,7 +99,7 @@ impl Services {
         (client, asker): (Option<Arc<str>>, Option<&Identity>),
         room: Option<ProposalPermit>,
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
-        let MutateRequest { session, mutations, answered } = call;
+        let MutateRequest { session, mut mutations, answered } = call;
         // Of a call that comes over the network it is known.
         check_count(mutations.len(), "changes", MAX_CHANGES)?;
         if !self.watch.is_live(session) {
@@ -118,6 +118,7 @@ impl Services {
         let now_ns = self.lookups.reader.clock().now_ns();
         let name = asker.and_then(Identity::client_name);
         let allow_delegations = self.lookups.recalls.allow_delegations(name);
+        let announced = self.judge_wishes(&mut mutations, (session, client.as_ref()), allow_delegations).await;
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
@@ -131,7 +132,7 @@ impl Services {
                 Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner }
             });
         let made = self.proposer.begin_all(commands.collect(), room).await?;
-        let watch = self.watch.clone();
+        let (watch, recalls) = (self.watch.clone(), self.lookups.recalls.clone());
         Ok(Either::Right(async move {
             let mut waits_for = Vec::new();
             let results = made.await?.into_iter().map(|Mutated { result, waits_for: change }| {
@@ -139,9 +140,44 @@ impl Services {
                 result
             });
             let results = results.collect();
+            for (directory, ticket) in announced {
+                recalls.delegations().announced(directory, ticket, watch.seq());
+            }
             watch.wait_invalidated(&waits_for).await;
             Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         }))
+    }
+
+    /// Says in each wish of a session to hold a directory what becomes of it; gives the directories that others are
+    /// told to forget, with the numbers of their announcements.
+    async fn judge_wishes(
+        &self,
+        mutations: &mut [Mutation],
+        (session, client): (u64, Option<&Arc<str>>),
+        allow_delegations: bool,
+    ) -> Vec<(u64, u64)> {
+        let mut announced = Vec::new();
+        for mutation in mutations {
+            let Some(Change::AcquireDelegation(wish)) = &mut mutation.change else { continue };
+            let later = AcquireDelegation { inode: wish.inode, ..AcquireDelegation::default() };
+            let lookups = Lookups { client: client.cloned(), ..self.lookups.clone() };
+            let judged = async {
+                if !allow_delegations {
+                    return Ok((later, None));
+                }
+                // Nobody waits for whoever may not look there.
+                lookups.check_mount_access(later.inode).await?;
+                lookups.recalls.judge_wish(&lookups.reader, later.inode, session).await
+            };
+            // What was judged before is to be proposed in any case.
+            let (judged, ticket) = judged.await.unwrap_or_else(|error: WorkError| {
+                tracing::debug!("directory inode {} is not delegated: {error}", later.inode);
+                (later, None)
+            });
+            *wish = judged;
+            announced.extend(ticket.map(|ticket| (later.inode, ticket)));
+        }
+        announced
     }
 
     /// Whether a session has changed nothing yet, and there is no fs-mode mount for its client in which it could: the

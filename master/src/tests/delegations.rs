@@ -9,10 +9,10 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    ClientRule, ClientRules, CommitContent, CreateInode, Extent, GetInodeRequest, GetLayoutRequest, GetLockRequest,
-    GetXattrsRequest, Kind, LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest, Mutation,
-    MutationResult, ReadDirRequest, RecallRequest, RemoveName, RenameName, ResolveRequest, ReturnDelegations, SetAttr,
-    SetLock, SetQuota, SetTtl, SetXattr, TtlAction, UpdateMountRequest, UsageRequest, UserLimits,
+    AcquireDelegation, ClientRule, ClientRules, CommitContent, CreateInode, Extent, GetInodeRequest, GetLayoutRequest,
+    GetLockRequest, GetXattrsRequest, Kind, LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest,
+    Mutation, MutationResult, ReadDirRequest, RecallRequest, RemoveName, RenameName, ResolveRequest, ReturnDelegations,
+    SetAttr, SetLock, SetQuota, SetTtl, SetXattr, TtlAction, UpdateMountRequest, UsageRequest, UserLimits,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -89,6 +89,31 @@ impl Session {
         made.inode
     }
 
+    /// Asks for a directory that was there before, until it is delegated to the session.
+    async fn acquire(&mut self, directory: u64) {
+        let asking = async {
+            while !self.change(wish(directory)).await.delegated {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.expect("it is delegated");
+    }
+
+    /// Asks for a directory, in vain, until this other session is told to forget it.
+    async fn announce(&mut self, directory: u64, other: &mut Self) {
+        let asking = async {
+            loop {
+                assert!(!self.change(wish(directory)).await.delegated, "others know it");
+                let mut told = futures::FutureExt::now_or_never(other.stream.next()).flatten().into_iter().flatten();
+                if told.any(|events| events.iter().any(|one| one.event == Some(Event::InodeChanged(directory)))) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.expect("others are told");
+    }
+
     /// The next recall that it is sent. Whatever else it is sent it has taken in.
     async fn recalled(&mut self) -> u64 {
         let next = async {
@@ -139,6 +164,10 @@ impl Session {
 fn holding(parent: u64, text: &str) -> Change {
     let Change::Create(create) = create(parent, text, Kind::Directory) else { unreachable!() };
     Change::Create(CreateInode { delegate: true, ..create })
+}
+
+fn wish(inode: u64) -> Change {
+    Change::AcquireDelegation(AcquireDelegation { inode, ..AcquireDelegation::default() })
 }
 
 fn holder(master: &TestMaster, directory: u64) -> Option<u64> {
@@ -478,6 +507,91 @@ fn take_in(master: &TestMaster, id: u64) -> tokio::task::JoinHandle<()> {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_was_there_is_delegated_while_nobody_else_knows_what_is_in_it() {
+    let master = with_lease(Duration::from_secs(1)).await;
+    let root = mount(&master).await.root_inode;
+    let services = master.services().clone();
+    let (mut own, other) = (Session::open(&master, Before::default()), Session::open(&master, Before::default()));
+    let alive = [take_in(&master, own.id()), take_in(&master, other.id())];
+    let directory = own.done(create(root, "d", Kind::Directory)).await;
+    own.acquire(directory).await;
+    assert_eq!(holder(&master, directory), Some(own.id()));
+
+    let looking = {
+        let (services, session) = (services.clone(), other.id());
+        let request = LookupRequest { parent: directory, name: name("f"), session };
+        tokio::spawn(async move { services.lookup(Request::new(request)).await.map(drop) })
+    };
+    assert_eq!(own.recalled().await, directory);
+    own.let_go(directory, vec![create(directory, "f", Kind::File)]).await;
+    tokio::time::timeout(PATIENCE, looking).await.unwrap().unwrap().expect("what was answered before");
+    // Whoever has looked may have that in a cache.
+    let begun = tokio::time::Instant::now();
+    while begun.elapsed() < Duration::from_millis(1500) {
+        assert!(!own.change(wish(directory)).await.delegated);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    services.watch.end(other.id());
+    own.acquire(directory).await;
+    // Nobody waits longer for who does not return it than for any other.
+    let refused = services.lookups.lookup(directory, &name("f")).await.unwrap_err();
+    assert!(matches!(refused, WorkError::Deadline(_)), "{refused}");
+    services.watch.end(own.id());
+    eventually(|| async { services.lookups.lookup(directory, &name("f")).await.is_ok() }).await;
+    for task in alive {
+        task.await.unwrap();
+    }
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_knows_a_directory_alone_has_let_go_of_it_when_it_is_delegated() {
+    let master = with_lease(Duration::from_secs(1)).await;
+    let root = mount(&master).await.root_inode;
+    let services = master.services().clone();
+    let (mut own, mut other) = (Session::open(&master, Before::default()), Session::open(&master, Before::default()));
+    let alive = [take_in(&master, own.id()), take_in(&master, other.id())];
+    let directory = own.done(create(root, "d", Kind::Directory)).await;
+    let session = other.id();
+    let look = || async {
+        let request = LookupRequest { parent: root, name: name("d"), session };
+        services.lookup(Request::new(request)).await.map(drop)
+    };
+    let has_let_go = || services.watch.acknowledge(session, services.watch.seq(), services.watch.seq());
+    look().await.unwrap();
+    own.announce(directory, &mut other).await;
+    assert!(!own.change(wish(directory)).await.delegated, "it has not let go");
+    // What it learns after that it has to forget again, and what others change.
+    look().await.unwrap();
+    assert!(has_let_go());
+    own.announce(directory, &mut other).await;
+    assert!(has_let_go());
+    other.done(Change::SetAttr(SetAttr { inode: directory, mode: Some(0o711), ..SetAttr::default() })).await;
+    assert!(!own.change(wish(directory)).await.delegated, "it has changed it");
+    {
+        let acquire = own.acquire(directory);
+        tokio::pin!(acquire);
+        while tokio::time::timeout(Duration::from_millis(50), &mut acquire).await.is_err() {
+            assert!(has_let_go());
+        }
+    }
+    let looking = {
+        let (services, request) = (services.clone(), LookupRequest { parent: root, name: name("d"), session });
+        tokio::spawn(async move { services.lookup(Request::new(request)).await.map(drop) })
+    };
+    assert_eq!(own.recalled().await, directory);
+    assert!(!looking.is_finished(), "it waits");
+    own.let_go(directory, Vec::new()).await;
+    tokio::time::timeout(PATIENCE, looking).await.unwrap().unwrap().unwrap();
+    services.watch.end(own.id());
+    services.watch.end(other.id());
+    for task in alive {
+        task.await.unwrap();
+    }
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

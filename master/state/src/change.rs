@@ -91,6 +91,8 @@ pub struct DirectoryDelegation {
 pub enum DelegationChange {
     Granted(DirectoryDelegation),
     Returned(DirectoryDelegation),
+    /// Whether a session holds this directory, which was there before, is decided: the others say how.
+    Decided(u64),
 }
 
 /// Where an inode can be found after a transaction.

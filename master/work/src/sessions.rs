@@ -1,5 +1,6 @@
 //! Sessions of clients: their leases, the events that they are sent, and what they leave behind.
 //!
+//! - [`acquire`]: directories that were there before, and that a session wants to hold.
 //! - [`current`]: whom the state machine notifies: the sessions of the term.
 //! - [`delegations`], [`recall`]: the directories delegated to sessions, and how they are made to let go of them.
 //! - [`watch`]: who has a session, for how long, and the stream of events of each.
@@ -8,6 +9,7 @@
 //! - [`recent`]: the last changes, for sessions that go on at another master.
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
+mod acquire;
 mod current;
 mod delegations;
 mod event_access;

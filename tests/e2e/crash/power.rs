@@ -84,6 +84,12 @@ fn end_all(status: &Status) {
     }
 }
 
+/// A directory that is delegated to nobody.
+fn make_plain(cluster: &Cluster) {
+    cluster.cv(&["fs", "mkdir", "/fs/plain"]);
+    cluster.cv(&["fs", "quota", "set", "/fs/plain", "--inodes", "1000000"]);
+}
+
 #[test]
 fn a_host_that_loses_its_power_keeps_what_was_synced_and_the_order_of_the_rest() {
     let seed = number("CAVERN_SEED", 7);
@@ -94,8 +100,8 @@ fn a_host_that_loses_its_power_keeps_what_was_synced_and_the_order_of_the_rest()
     cluster.mount("s3://images", "/images", &[]);
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
-    // Nobody holds one that was made so.
-    cluster.cv(&["fs", "mkdir", "/fs/plain"]);
+    // Nobody holds one with a quota.
+    make_plain(cluster);
     let bucket = Bucket::of(cluster, "bucket");
     let mut programs = Programs::new(History::new(cluster.path("fs"), &["plain"]), seed);
     for round in 0..number("CAVERN_POWER_ROUNDS", 6) {
@@ -151,7 +157,7 @@ fn what_was_cut_off_does_not_come_back_with_a_later_length() {
     let cluster = &host.cluster;
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
-    cluster.cv(&["fs", "mkdir", "/fs/plain"]);
+    make_plain(cluster);
     let top = cluster.path("fs");
     fs::create_dir(top.join("held")).unwrap();
     let names =

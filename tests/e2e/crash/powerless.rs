@@ -92,7 +92,7 @@ pub enum Loss {
 /// What has happened since what is certain.
 pub struct History {
     pub top: PathBuf,
-    /// Directories that no client holds, and the top.
+    /// Directories that no client holds, nor comes to hold.
     not_held: BTreeSet<String>,
     /// The first is certain, the last is now.
     moments: Vec<Moment>,
@@ -178,7 +178,7 @@ impl History {
     }
 
     fn is_held(&self, name: &str) -> bool {
-        name.rsplit_once('/').is_some_and(|(directory, _)| !self.not_held.contains(directory))
+        name.rsplit_once('/').is_none_or(|(directory, _)| !self.not_held.contains(directory))
     }
 }
 

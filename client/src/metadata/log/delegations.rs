@@ -1,8 +1,9 @@
 //! Directories delegated to this session: nobody else is answered what is in there, or changes it, before the session
 //! has let go. So what is changed there is answered before the master has it.
 //!
-//! A directory that is made here is held from its first moment on. It is let go of when somebody else wants to look
-//! into it, or after a while without changes: behind all that was answered there.
+//! A directory that is made here is held from its first moment on, and one that was there before from when the master
+//! says so ([`Wishes`]). It is let go of when somebody else wants to look into it, or after a while without changes:
+//! behind all that was answered there.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 
 use super::known_locks::KnownLocks;
 use super::operation::Operation;
+use super::wishes::Wishes;
 
 /// Directories held at most; the master has room for some more.
 const DELEGATIONS_MAX: usize = 50_000;
@@ -26,6 +28,9 @@ pub(in crate::metadata) struct Delegations {
     session: u64,
     /// When something was changed there last.
     directories: HashMap<u64, Instant>,
+    /// Those of them that were there before: others may have locked what is in there.
+    existing: HashSet<u64>,
+    wishes: Wishes,
     /// Recalled before the answer that says that they are held.
     recalled: HashSet<u64>,
     /// Operations in the log that let go of all: what was asked for before them is not held, though the answer says so.
@@ -71,6 +76,21 @@ impl Delegations {
         self.directories.contains_key(&directory)
     }
 
+    /// Whether a directory that is held was there before.
+    pub fn is_existing(&self, directory: u64) -> bool {
+        self.existing.contains(&directory)
+    }
+
+    /// The master has made a change in a directory; whether that is to be asked for.
+    pub fn wants(&mut self, directory: u64) -> bool {
+        !self.holds(directory) && self.has_room() && self.wishes.changed(directory)
+    }
+
+    /// The session does not come to hold a directory that it has asked for.
+    pub fn wish_refused(&mut self, directory: u64) {
+        self.wishes.refused(directory);
+    }
+
     /// Whether the session may come to hold another one.
     pub fn has_room(&self) -> bool {
         self.directories.len() < DELEGATIONS_MAX
@@ -114,7 +134,9 @@ impl Delegations {
             }
             Some(Change::Remove(remove)) if remove.directory => {
                 self.directories.remove(&inode);
+                self.existing.remove(&inode);
             }
+            Some(Change::Rename(rename)) if self.is_existing(rename.parent) => self.locks.stray(inode),
             Some(Change::SetLock(set)) => self.locks.enter(set),
             _ => {}
         }
@@ -138,6 +160,18 @@ impl Delegations {
             _ if answered => {}
             // What a process before has made is let go of with all that it held.
             Change::Create(_) if result.delegated && !operation.is_inherited => self.begin(result.inode, session),
+            Change::AcquireDelegation(asked) => {
+                if result.delegated && !operation.is_inherited {
+                    self.begin(asked.inode, session);
+                }
+                match self.holds(asked.inode) {
+                    true => {
+                        self.existing.insert(asked.inode);
+                        self.wishes.granted(asked.inode);
+                    }
+                    false => self.wishes.refused(asked.inode),
+                }
+            }
             Change::Create(create) if result.errno == 0 && is_named_file(create) => {
                 // A file was made by way of the master.
                 let is_held = self.session == session && self.holds(create.parent);
@@ -166,7 +200,12 @@ impl Delegations {
 
     /// Takes out directories that are let go of.
     pub(super) fn take_out(&mut self, is_over: impl Fn(u64, Instant) -> bool) -> Vec<u64> {
-        self.directories.extract_if(|inode, changed| is_over(*inode, *changed)).map(|(inode, _)| inode).collect()
+        let over: Vec<u64> =
+            self.directories.extract_if(|inode, changed| is_over(*inode, *changed)).map(|(inode, _)| inode).collect();
+        for inode in &over {
+            self.existing.remove(inode);
+        }
+        over
     }
 
     /// Somebody wants to know what is in a directory that is not held here: the answer that says that it is may be on
@@ -180,6 +219,7 @@ impl Delegations {
     /// before may have said so.
     pub(super) fn take_out_all(&mut self) -> ReturnDelegations {
         self.directories.clear();
+        self.existing.clear();
         ReturnDelegations { directories: Vec::new(), all: true }
     }
 
@@ -228,6 +268,8 @@ fn is_named_file(create: &CreateInode) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::master::{AcquireDelegation, Lock, LockKind, LockType, RenameName, SetLock};
+
     use super::*;
 
     fn gave_numbers(held: &mut Delegations, first: u64, session: u64) {
@@ -306,6 +348,36 @@ mod tests {
         assert!(held.is_empty());
         held.learn(&made, &made_held(7), 1);
         assert!(held.holds(7));
+    }
+
+    #[test]
+    fn what_was_there_before_is_held_when_the_master_says_so_and_its_locks_are_not_known() {
+        let mut held = Delegations::default();
+        gave_numbers(&mut held, 100, 1);
+        let asked = |inode| {
+            Operation::new(Change::AcquireDelegation(AcquireDelegation { inode, ..Default::default() }), (0, 0))
+        };
+        let granted = MutationResult { delegated: true, ..MutationResult::default() };
+        assert_eq!([(); 3].map(|()| held.wants(5)), [false, false, true]);
+        held.learn(&asked(5), &MutationResult::default(), 1);
+        assert!(!held.holds(5) && !held.wants(5));
+        held.learn(&asked(5), &granted, 1);
+        assert!(held.holds(5) && held.is_existing(5) && !held.wants(5));
+        let inherited = Operation { is_inherited: true, ..asked(6) };
+        held.learn(&inherited, &granted, 1);
+        assert!(!held.holds(6), "what a process before has asked for is let go of");
+        held.recall_unknown(7);
+        held.learn(&asked(7), &granted, 1);
+        assert!(!held.holds(7) && !held.is_existing(7), "it was recalled before");
+
+        let lock = Lock { owner: 1, r#type: LockType::Exclusive.into(), end: 9, ..Lock::default() };
+        let lock = SetLock { inode: 100, kind: LockKind::Posix.into(), lock: Some(lock), ..SetLock::default() };
+        assert!(held.locks.predict(&lock).is_some());
+        let rename = RenameName { parent: 5, new_parent: 8, ..RenameName::default() };
+        held.answered(&Operation::new(Change::Rename(rename), (0, 0)), 100);
+        assert_eq!(held.locks.predict(&lock), None, "others may have locked it before");
+        assert_eq!(held.take_out(|inode, _| inode == 5), [5]);
+        assert!(!held.is_existing(5));
     }
 
     #[test]

@@ -145,6 +145,16 @@ impl Operation {
         matches!(change, Some(Change::Link(_) | Change::Remove(_) | Change::Rename(_) | Change::RenameWhiteout(_)))
     }
 
+    /// Whether it changes something in a directory, and the master says what becomes of it.
+    pub fn is_change_in_directory(&self) -> bool {
+        let change = self.mutation.change.as_ref().filter(|_| self.answered.is_none() && !self.is_inherited);
+        match change {
+            Some(Change::Create(create)) => create.naming() == Naming::Named,
+            Some(Change::SetAttr(_) | Change::SetXattr(_) | Change::RemoveXattr(_) | Change::Commit(_)) => true,
+            _ => self.is_moving(),
+        }
+    }
+
     /// Whether the session holds the inode that it makes.
     fn is_open_when_made(&self) -> bool {
         match &self.mutation.change {

@@ -7,11 +7,12 @@
 use std::collections::BTreeSet;
 
 use cavern_proto::master::mutation::Change as Kind;
-use cavern_proto::master::{Consistency, Mutation, MutationResult, RemoveName};
+use cavern_proto::master::{AcquireStep, Consistency, Mutation, MutationResult, RemoveName};
 use cavern_proto::record::{Expire, InodeRecord, Mutate};
 use rustix::io::Errno;
 
 use super::results::{self, Known, shortened};
+use crate::change::DelegationChange;
 use crate::error::Result;
 use crate::outcome::{ALL_BEFORE, Outcome};
 use crate::posix::context::{Caller, Checked, MutationContext, MutationEffects, MutationError, Refusal, refuse};
@@ -27,6 +28,11 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
     let Some(mut mutation) = mutate.mutation else { return Outcome::refused("an empty mutation") };
     let (seq, now_ns) = (mutation.seq, mutate.now_ns);
     tx.changes.origin = mutate.session;
+    if let Some(Kind::AcquireDelegation(asked)) = &mutation.change
+        && asked.step() == AcquireStep::Grant
+    {
+        tx.changes.delegations.push(DelegationChange::Decided(asked.inode));
+    }
     let mut results = match results::find(tx, mutate.session, seq)? {
         Known::New(results) => results,
         Known::Result(known) => {
@@ -112,6 +118,7 @@ fn make(mutating: &mut MutationContext<'_, '_>, mutation: Mutation) -> Checked<u
         Some(Kind::ReserveInodes(count)) => mutating.reserve(count),
         Some(Kind::ReturnDelegations(asked)) => mutating.return_delegations(&asked),
         Some(Kind::OpenToWrite(open)) => mutating.open_to_write(open),
+        Some(Kind::AcquireDelegation(asked)) => mutating.acquire_delegation(&asked),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Directories delegated to sessions: what such a session changes in one it has answered before the master has the
 //! change. Everybody else waits until it has returned the delegation.
 //!
-//! A session gets the delegation of a directory when it makes it, and in no other way; so nobody can have seen anything
-//! of what is in there. It ends with the session, when the session lets go, and with the directory.
+//! A session gets the delegation of a directory when it makes it, or when it asks for one that nobody else knows
+//! anything of: so nobody has what is in there in a cache. It ends with the session, when the session lets go, and with
+//! the directory.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use crate::transaction::Transaction;
 /// nevertheless.
 pub const DELEGATIONS_MAX: u64 = 100_000;
 
-/// A session holds the delegation of a directory that has just been made.
+/// A session holds the delegation of a directory that nobody holds.
 pub fn grant(tx: &mut Transaction<'_>, held: DirectoryDelegation) -> Result {
     let DirectoryDelegation { mount_id, directory, session } = held;
     let count = tx.before().delegation_count(session)? + 1;

@@ -13,12 +13,14 @@ use std::collections::BTreeSet;
 use cavern_posix::content_changed;
 use cavern_posix::mode::{READ, WRITE};
 use cavern_proto::ClientAccess;
-use cavern_proto::master::{CreateInode, Kind, Naming, OpenToWrite, ReturnDelegations, SetOpenRefs};
+use cavern_proto::master::{
+    AcquireDelegation, AcquireStep, CreateInode, Kind, Naming, OpenToWrite, ReturnDelegations, SetOpenRefs,
+};
 use cavern_proto::record::{InodeRange, InodeRecord, OpenRefRecord, OpenRight};
 use rustix::io::Errno;
 
 use super::context::{Checked, MutationContext, MutationError, refuse};
-use crate::change::DirectoryDelegation;
+use crate::change::{Change, DirectoryDelegation};
 use crate::error::Result;
 use crate::index::delegations::{self, DELEGATIONS_MAX};
 use crate::index::intents::{self, Reach};
@@ -162,6 +164,32 @@ impl MutationContext<'_, '_> {
         Ok(())
     }
 
+    /// Has the session hold the delegation of a directory that was there before, if it may. The master that leads has
+    /// seen to it that no other session knows what is in there; what the state says is judged here.
+    pub fn acquire_delegation(&mut self, asked: &AcquireDelegation) -> Checked<u64> {
+        let (directory, session) = (asked.inode, self.caller.session);
+        let record = self.directory(directory)?;
+        let is_whole = record.listed_ns != 0;
+        if session == 0 || self.limited.is_some() || !is_whole || !self.may_delegate(directory)? {
+            return Ok(directory);
+        }
+        match asked.step() {
+            AcquireStep::Later => {}
+            AcquireStep::Announce => self.tx.notify(Change::Inode(directory)),
+            // Somebody who knows it again has changed it.
+            AcquireStep::Grant if ![0, record.ctime_ns].contains(&asked.ctime_ns) => {}
+            AcquireStep::Grant => {
+                let mount_id = self.mount.id;
+                if self.tx.before().holder(mount_id, directory)? != Some(session) {
+                    delegations::grant(self.tx, DirectoryDelegation { mount_id, directory, session })?;
+                }
+                self.effects.delegated = true;
+            }
+        }
+        Ok(directory)
+    }
+
+    /// Whether the session may come to hold a directory, or one in it.
     fn may_delegate(&self, parent: u64) -> Result<bool> {
         let tables = self.tx.before();
         // One that is ending would never let go. One that is not known yet has not changed anything; should it be over,

@@ -25,7 +25,7 @@ impl Jobs {
         let scope = self.persistence.scope(path).await?;
         self.check_exportable(path, &scope).await?;
         // What sessions have answered for is exported as well.
-        self.lookups.recall_mount_of(scope.inode).await?;
+        self.lookups.settle_mount_of(scope.inode).await?;
         let (inode, mount_id) = (scope.inode, scope.mount_id);
         let (backlog, up_to_change) = self.persistence.backlog(scope).await?;
         Ok(Job {

@@ -66,6 +66,7 @@ fn subject(change: &Change) -> Option<u64> {
         Change::SetQuota(set) => Some(set.inode),
         Change::SetTtl(set) => Some(set.inode),
         Change::OpenToWrite(open) => Some(open.inode),
+        Change::AcquireDelegation(asked) => Some(asked.inode),
         Change::AddOpenRef(_)
         | Change::DropOpenRef(_)
         | Change::SetOpenRefs(_)

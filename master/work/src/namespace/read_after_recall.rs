@@ -44,9 +44,11 @@ impl Lookups {
             self.recalls.recall(directory, self.asker).await?;
             let moment = held.moment();
             let answer = read().await;
+            // It may be held since it was looked whether it is.
             let found_in = match &answer {
-                Ok(found) if !held.is_empty() => places(found),
-                _ => Vec::new(),
+                _ if held.is_empty() => Vec::new(),
+                Ok(found) => places(found).into_iter().chain([directory]).collect(),
+                Err(_) => vec![directory],
             };
             let is_held = |place: &DirectoryId| held.other_holder(*place, self.asker).is_some();
             let others: Vec<DirectoryId> = found_in.into_iter().filter(is_held).collect();
@@ -64,17 +66,32 @@ impl Lookups {
     /// # Errors
     /// [`WorkError::Deadline`] when a session returns nothing.
     pub async fn recall_mount_of(&self, inode: u64) -> Result<(), WorkError> {
+        for mount_id in self.delegating_mounts_of(inode).await? {
+            self.recalls.recall_mount(mount_id).await?;
+        }
+        Ok(())
+    }
+
+    /// Has everything made there that sessions had answered by now.
+    ///
+    /// # Errors
+    /// As [`Self::recall_mount_of`].
+    pub async fn settle_mount_of(&self, inode: u64) -> Result<(), WorkError> {
+        for mount_id in self.delegating_mounts_of(inode).await? {
+            self.recalls.settle_mount(mount_id).await?;
+        }
+        Ok(())
+    }
+
+    async fn delegating_mounts_of(&self, inode: u64) -> Result<Vec<u32>, WorkError> {
         if self.recalls.delegations().is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mounts = self.reader.read(move |tables| match tables.inode(inode)?.map_or(0, |record| record.mount_id) {
             0 => Ok(tables.mounts()?.into_iter().map(|mount| mount.id).collect()),
             mount_id => Ok(vec![mount_id]),
         });
-        for mount_id in mounts.await? {
-            self.recalls.recall_mount(mount_id).await?;
-        }
-        Ok(())
+        mounts.await
     }
 
     /// The directory that counts for a file of several names, which may be another than the one that it was found in.

@@ -30,6 +30,7 @@ impl CurrentSessions {
     /// From now on these sessions are notified; the changes before are those that the masters remember.
     pub fn set(&self, hub: Option<Arc<WatchHub>>) {
         let mut current = self.current.lock();
+        self.delegations.forget_claims();
         if let Some(hub) = &hub {
             hub.begin_after(current.recent.last());
         }

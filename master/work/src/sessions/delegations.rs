@@ -3,6 +3,9 @@
 //!
 //! A directory is here before it is in the tables, and until they say that it was returned. So whoever reads the
 //! tables and finds a directory that is held finds it here as well.
+//!
+//! A directory that was there before is claimed first, here, on the master that leads: a claim comes before the look at
+//! what other sessions know, and they are noted before they look for claims. So either they are seen, or they wait.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,10 +16,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// All directory delegations, by directory.
+/// Claims that may wait for others to forget something.
+const CLAIMS_MAX: usize = 4096;
+
+/// All directory delegations, and the claims of sessions that want some.
 #[derive(Default)]
 pub struct DirectoryDelegations {
-    holders: Mutex<HashMap<u64, DirectoryDelegation>>,
+    held: Mutex<Held>,
     /// How many there are.
     count: AtomicUsize,
     /// Grows whenever some have been returned.
@@ -24,40 +30,104 @@ pub struct DirectoryDelegations {
     give_back: Notify,
 }
 
+/// By directory.
+#[derive(Default)]
+struct Held {
+    holders: HashMap<u64, DirectoryDelegation>,
+    claims: HashMap<u64, Claim>,
+}
+
+impl Held {
+    fn len(&self) -> usize {
+        self.holders.len() + self.claims.len()
+    }
+}
+
+/// A session that wants a directory which was there before.
+#[derive(Clone, Copy)]
+struct Claim {
+    session: u64,
+    stage: ClaimStage,
+}
+
+/// All other sessions are told to forget the attributes of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Announcement {
+    /// The directory's ctime before that.
+    pub ctime_ns: i64,
+    /// Tells it from others.
+    ticket: u64,
+    /// By an event up to this one, when its number is known.
+    pub seq: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+enum ClaimStage {
+    /// Others have yet to let go.
+    Announced(Announcement),
+    /// It is on its way to the log, or is being judged whether it may be: whoever wants to know what is in there waits
+    /// until the state has decided.
+    Proposed,
+}
+
+/// What has become of a claim so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClaimBegin {
+    /// Somebody has the directory, or is about to.
+    Taken,
+    /// It is a new one,
+    New,
+    /// or has been announced.
+    Announced(Announcement),
+}
+
 impl DirectoryDelegations {
     /// The delegations are these, and no others.
-    pub(super) fn replace(&self, held: Vec<DirectoryDelegation>) {
-        let mut holders = self.holders.lock();
-        *holders = held.into_iter().map(|held| (held.directory, held)).collect();
-        self.count.store(holders.len(), Ordering::Release);
-        drop(holders);
+    pub(super) fn replace(&self, delegations: Vec<DirectoryDelegation>) {
+        let mut held = self.held.lock();
+        held.holders = delegations.into_iter().map(|held| (held.directory, held)).collect();
+        self.count.store(held.len(), Ordering::Release);
+        drop(held);
+        self.notify_returned();
+    }
+
+    /// Nothing of what was claimed is under way: another term has begun.
+    pub(super) fn forget_claims(&self) {
+        let mut held = self.held.lock();
+        held.claims.clear();
+        self.count.store(held.len(), Ordering::Release);
+        drop(held);
         self.notify_returned();
     }
 
     /// Before the tables show what these changes make.
     pub(super) fn grant(&self, changes: &[DelegationChange]) {
-        let held = changes.iter().filter_map(|change| match change {
+        let granted = changes.iter().filter_map(|change| match change {
             DelegationChange::Granted(held) => Some((held.directory, *held)),
-            DelegationChange::Returned(_) => None,
+            DelegationChange::Returned(_) | DelegationChange::Decided(_) => None,
         });
-        let mut holders = self.holders.lock();
-        holders.extend(held);
-        self.count.store(holders.len(), Ordering::Release);
+        let mut held = self.held.lock();
+        held.holders.extend(granted);
+        self.count.store(held.len(), Ordering::Release);
     }
 
     /// When the tables show it.
     pub(super) fn give_back(&self, changes: &[DelegationChange]) {
-        let mut holders = self.holders.lock();
-        let mut some = false;
+        let mut held = self.held.lock();
+        let (mut some, mut decided) = (false, false);
         for change in changes {
-            if let DelegationChange::Returned(held) = change {
-                some |= holders.remove(&held.directory).is_some();
+            match change {
+                DelegationChange::Returned(returned) => some |= held.holders.remove(&returned.directory).is_some(),
+                DelegationChange::Decided(directory) => decided |= held.claims.remove(directory).is_some(),
+                DelegationChange::Granted(_) => {}
             }
         }
-        self.count.store(holders.len(), Ordering::Release);
-        drop(holders);
+        self.count.store(held.len(), Ordering::Release);
+        drop(held);
         if some {
             Failpoint::DelegationReturned.pass();
+        }
+        if some || decided {
             self.notify_returned();
         }
     }
@@ -65,6 +135,71 @@ impl DirectoryDelegations {
     fn notify_returned(&self) {
         self.moment.fetch_add(1, Ordering::AcqRel);
         self.give_back.notify_waiters();
+    }
+
+    /// A session wants a directory: from now on whoever looks waits, until the state has decided, or the claim is given
+    /// up ([`Self::announce`], [`Self::give_up`]).
+    pub(super) fn claim(&self, directory: u64, session: u64) -> ClaimBegin {
+        let mut held = self.held.lock();
+        if held.holders.get(&directory).is_some_and(|holder| holder.session != session) {
+            return ClaimBegin::Taken;
+        }
+        let begin = match held.claims.get(&directory) {
+            Some(Claim { stage: ClaimStage::Proposed, .. }) => return ClaimBegin::Taken,
+            Some(Claim { session: known, stage: ClaimStage::Announced(announced) })
+                if *known == session && announced.seq.is_some() =>
+            {
+                ClaimBegin::Announced(*announced)
+            }
+            _ => ClaimBegin::New,
+        };
+        if held.claims.len() >= CLAIMS_MAX {
+            held.claims.retain(|_, claim| matches!(claim.stage, ClaimStage::Proposed));
+        }
+        held.claims.insert(directory, Claim { session, stage: ClaimStage::Proposed });
+        self.count.store(held.len(), Ordering::Release);
+        begin
+    }
+
+    /// A claim waits until others have forgotten the directory, which has this ctime. Gives a number for
+    /// [`Self::announced`].
+    pub(super) fn announce(&self, directory: u64, ctime_ns: i64) -> u64 {
+        let ticket = self.moment.fetch_add(1, Ordering::AcqRel) + 1;
+        self.postpone(directory, Announcement { ctime_ns, ticket, seq: None });
+        ticket
+    }
+
+    /// A claim goes on waiting.
+    pub(super) fn postpone(&self, directory: u64, announced: Announcement) {
+        if let Some(claim) = self.held.lock().claims.get_mut(&directory) {
+            claim.stage = ClaimStage::Announced(announced);
+        }
+        self.notify_returned();
+    }
+
+    /// What was to be forgotten is, when the event of this number has been taken in.
+    pub fn announced(&self, directory: u64, ticket: u64, seq: u64) {
+        if let Some(claim) = self.held.lock().claims.get_mut(&directory)
+            && let ClaimStage::Announced(announced) = &mut claim.stage
+            && announced.ticket == ticket
+        {
+            announced.seq = Some(seq);
+        }
+    }
+
+    /// Whether the state is about to decide on a claim of another session than this one.
+    pub(super) fn others_claim(&self, session: u64) -> bool {
+        let is_deciding = |claim: &Claim| claim.session != session && matches!(claim.stage, ClaimStage::Proposed);
+        !self.is_empty() && self.held.lock().claims.values().any(is_deciding)
+    }
+
+    /// A claim comes to nothing.
+    pub(super) fn give_up(&self, directory: u64) {
+        let mut held = self.held.lock();
+        held.claims.remove(&directory);
+        self.count.store(held.len(), Ordering::Release);
+        drop(held);
+        self.notify_returned();
     }
 
     pub fn is_empty(&self) -> bool {
@@ -81,17 +216,33 @@ impl DirectoryDelegations {
         if self.is_empty() {
             return None;
         }
-        self.holders.lock().get(&directory).map(|held| held.session)
+        self.held.lock().holders.get(&directory).map(|held| held.session)
     }
 
-    /// Whoever holds one, if it is not this session; all are others for session 0.
+    /// Whoever holds one or is about to, if it is not this session; all are others for session 0. Who only waits for
+    /// others to forget it has lost it to the one who asks.
     pub fn other_holder(&self, directory: u64, session: u64) -> Option<u64> {
-        self.holder(directory).filter(|holder| session == 0 || *holder != session)
+        if self.is_empty() {
+            return None;
+        }
+        let mut held = self.held.lock();
+        let is_other = |holder: &u64| session == 0 || *holder != session;
+        let holder = held.holders.get(&directory).map(|held| held.session).filter(is_other);
+        let claim = held.claims.get(&directory).copied().filter(|claim| is_other(&claim.session));
+        match claim {
+            Some(Claim { session, stage: ClaimStage::Proposed }) => holder.or(Some(session)),
+            Some(_) => {
+                held.claims.remove(&directory);
+                self.count.store(held.len(), Ordering::Release);
+                holder
+            }
+            None => holder,
+        }
     }
 
     /// Whether a session holds any.
     pub fn holds_any(&self, session: u64) -> bool {
-        !self.is_empty() && self.holders.lock().values().any(|held| held.session == session)
+        !self.is_empty() && self.held.lock().holders.values().any(|held| held.session == session)
     }
 
     /// The directories of a mount that are held, after their sessions.
@@ -99,8 +250,9 @@ impl DirectoryDelegations {
         if self.is_empty() {
             return Vec::new();
         }
-        let holders = self.holders.lock();
-        holders.values().filter(|held| held.mount_id == mount_id).map(|held| (held.session, held.directory)).collect()
+        let held = self.held.lock();
+        let holders = held.holders.values();
+        holders.filter(|held| held.mount_id == mount_id).map(|held| (held.session, held.directory)).collect()
     }
 
     /// Is notified when some have been returned; to be enabled before one looks.
@@ -138,5 +290,47 @@ mod tests {
         assert_eq!((held.holder(8), held.holder(9)), (None, Some(5)));
         held.replace(Vec::new());
         assert!(held.is_empty());
+    }
+
+    #[test]
+    fn whoever_looks_ends_a_claim_that_waits_and_waits_for_one_that_does_not() {
+        let held = DirectoryDelegations::default();
+        assert_eq!(
+            (held.claim(7, 1), held.claim(7, 1), held.claim(7, 2)),
+            (ClaimBegin::New, ClaimBegin::Taken, ClaimBegin::Taken)
+        );
+        assert_eq!((held.other_holder(7, 2), held.other_holder(7, 1), held.holder(7)), (Some(1), None, None));
+        assert!(held.others_claim(2) && !held.others_claim(1));
+        let first = held.announce(7, 5);
+        assert_eq!(held.claim(7, 1), ClaimBegin::New, "nobody knows up to which event");
+        let second = held.announce(7, 6);
+        held.announced(7, first, 40);
+        assert_eq!(held.claim(7, 1), ClaimBegin::New, "that was the one before");
+        let third = held.announce(7, 6);
+        assert!(first < second && second < third);
+        held.announced(7, third, 41);
+        let announced = Announcement { ctime_ns: 6, ticket: third, seq: Some(41) };
+        assert_eq!(held.claim(7, 1), ClaimBegin::Announced(announced));
+        held.postpone(7, announced);
+        assert!(!held.others_claim(2));
+        assert!(held.other_holder(7, 1).is_none() && !held.is_empty(), "whoever wants it looks himself");
+        assert!(held.other_holder(7, 2).is_none() && held.is_empty(), "somebody else uses it");
+
+        assert_eq!(held.claim(7, 1), ClaimBegin::New);
+        let moment = held.moment();
+        let granted = DelegationChange::Granted(DirectoryDelegation { mount_id: 3, directory: 7, session: 1 });
+        let changes = [DelegationChange::Decided(7), granted];
+        held.grant(&changes);
+        held.give_back(&changes);
+        assert_eq!((held.holder(7), held.other_holder(7, 2)), (Some(1), Some(1)));
+        assert_ne!(held.moment(), moment, "whoever waits looks again");
+        assert_eq!(held.claim(7, 2), ClaimBegin::Taken);
+        assert_eq!(held.claim(8, 2), ClaimBegin::New);
+        held.give_back(&[DelegationChange::Decided(8)]);
+        assert!(held.other_holder(8, 1).is_none(), "it was refused");
+        assert_eq!(held.claim(8, 2), ClaimBegin::New);
+        held.forget_claims();
+        assert!(held.other_holder(8, 1).is_none());
+        assert_eq!(held.holder(7), Some(1));
     }
 }

@@ -33,10 +33,17 @@ const DISTRUST: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_secs(2);
 /// All directories of a session, where one could be named.
 const ALL: u64 = 0;
+/// So long after a directory was recalled nobody comes to hold it again, and twice as long each time that it is
+/// recalled soon after that,
+const DAMPED: Duration = Duration::from_secs(1);
+/// but not for longer than this.
+const DAMPED_MAX: Duration = Duration::from_secs(64);
+/// Directories for which that is remembered.
+const DAMPED_DIRECTORIES: usize = 16_384;
 
 /// The recalls of one term.
 pub struct Recalls {
-    hub: Arc<WatchHub>,
+    pub(super) hub: Arc<WatchHub>,
     delegations: Arc<DirectoryDelegations>,
     asked: Mutex<Asked>,
 }
@@ -52,16 +59,55 @@ struct Asked {
     /// Whole mounts that are being recalled, and when the last one was.
     mounts: usize,
     ended: Option<Instant>,
+    /// Directories that were recalled lately.
+    damped: HashMap<u64, Damping>,
+}
+
+/// For how long a directory stays with nobody.
+#[derive(Clone, Copy)]
+struct Damping {
+    until: Instant,
+    span: Duration,
+}
+
+impl Damping {
+    /// Whether another recall comes soon after the last one.
+    fn counts(&self, now: Instant) -> bool {
+        now < self.until + self.span
+    }
+}
+
+impl Asked {
+    /// A directory is recalled.
+    fn damp(&mut self, directory: u64, now: Instant) {
+        if self.damped.len() >= DAMPED_DIRECTORIES {
+            self.damped.retain(|_, damping| damping.counts(now));
+        }
+        let before = self.damped.get(&directory).copied().filter(|damping| damping.counts(now));
+        if before.is_none() && self.damped.len() >= DAMPED_DIRECTORIES {
+            return;
+        }
+        let span = before.map_or(DAMPED, |before| (before.span * 2).min(DAMPED_MAX));
+        self.damped.insert(directory, Damping { until: now + span, span });
+    }
 }
 
 /// A mount is being recalled as long as this is there.
-struct MountRecall<'a>(&'a Recalls);
+struct MountRecall<'a> {
+    recalls: &'a Recalls,
+    /// Whoever asked for that needs a moment without delegations.
+    has_turn: bool,
+}
 
 impl Drop for MountRecall<'_> {
     fn drop(&mut self) {
-        let mut asked = self.0.asked.lock();
+        let mut asked = self.recalls.asked.lock();
         asked.mounts -= 1;
-        asked.ended = Some(Instant::now());
+        // Whoever comes to hold something from now on is asked anew.
+        asked.sent.retain(|(_, directory), _| *directory != ALL);
+        if self.has_turn {
+            asked.ended = Some(Instant::now());
+        }
     }
 }
 
@@ -99,8 +145,20 @@ impl Recalls {
     /// # Errors
     /// As [`Self::recall`].
     pub async fn recall_mount(&self, mount_id: u32) -> Result<(), WorkError> {
+        self.return_mount(mount_id, true).await
+    }
+
+    /// Returns when everything is made in a mount that sessions had answered by now; they may go on.
+    ///
+    /// # Errors
+    /// As [`Self::recall`].
+    pub async fn settle_mount(&self, mount_id: u32) -> Result<(), WorkError> {
+        self.return_mount(mount_id, false).await
+    }
+
+    async fn return_mount(&self, mount_id: u32, has_turn: bool) -> Result<(), WorkError> {
         self.asked.lock().mounts += 1;
-        let _whole = MountRecall(self);
+        let _whole = MountRecall { recalls: self, has_turn };
         self.wait(|| self.delegations.delegations_in(mount_id), true).await
     }
 
@@ -118,6 +176,11 @@ impl Recalls {
         let is_trusted =
             client.and_then(|client| asked.distrusted.get(client)).is_none_or(|ended| ended.elapsed() >= DISTRUST);
         is_trusted && asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
+    }
+
+    /// Whether a directory was recalled so lately that nobody is to hold it yet.
+    pub(super) fn is_damped(&self, directory: u64) -> bool {
+        self.asked.lock().damped.get(&directory).is_some_and(|damping| Instant::now() < damping.until)
     }
 
     /// Waits until there are no holders of directories; of a whole mount each is asked for all that it holds.
@@ -189,6 +252,7 @@ impl Recalls {
                 Failpoint::RecallSent.pass();
             }
         }
+        due.iter().filter(|(_, directory)| *directory != ALL).for_each(|(_, directory)| asked.damp(*directory, now));
         asked.sent.extend(due.into_iter().map(|holder| (holder, now)));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cavern_state::{Change, Changes};
+use cavern_state::{Change, Changes, DelegationChange};
 
 /// Changes remembered; some 100 bytes each.
 const REMEMBERED: usize = 65_536;
@@ -24,6 +24,9 @@ pub(super) struct RecentChanges {
     floor: Option<u64>,
     last: u64,
     changes: VecDeque<Recent>,
+    /// Where sessions have come to hold directories that were there before: whoever may have what is in there in a
+    /// cache, and was away then, does not go on with it.
+    acquired: VecDeque<(u64, u64)>,
 }
 
 impl RecentChanges {
@@ -41,7 +44,24 @@ impl RecentChanges {
             self.changes.push_back(Recent { seq, origin: changes.origin, strict, change: change.clone() });
             self.last = seq;
         }
+        let has = |is_it: fn(&DelegationChange) -> bool| changes.delegations.iter().any(is_it);
+        if has(|change| matches!(change, DelegationChange::Decided(_)))
+            && has(|change| matches!(change, DelegationChange::Granted(_)))
+        {
+            if self.acquired.len() == REMEMBERED
+                && let Some((oldest, _)) = self.acquired.pop_front()
+            {
+                floor = floor.max(oldest);
+            }
+            self.acquired.push_back((changes.position, changes.origin));
+        }
         self.floor = Some(floor);
+    }
+
+    /// Whether another session than this one has come to hold a directory that was there before, after a number.
+    pub(super) fn others_acquired_since(&self, seq: u64, session: u64) -> bool {
+        let mut since = self.acquired.iter().rev().take_while(|(acquired, _)| *acquired > seq);
+        since.any(|(_, holder)| *holder != session)
     }
 
     /// The state was replaced as a whole.
@@ -66,6 +86,8 @@ impl RecentChanges {
 
 #[cfg(test)]
 mod tests {
+    use cavern_state::DirectoryDelegation;
+
     use super::*;
 
     fn changes(position: u64, inodes: &[u64]) -> Changes {
@@ -99,5 +121,21 @@ mod tests {
         assert_eq!((since(&recent, 201), since(&recent, 1001).unwrap().len()), (None, REMEMBERED));
         recent.clear();
         assert!(recent.since(10_000_001).is_none());
+    }
+
+    #[test]
+    fn directories_that_others_have_come_to_hold_are_known_by_their_place() {
+        let mut recent = RecentChanges::default();
+        let granted = DelegationChange::Granted(DirectoryDelegation { mount_id: 1, directory: 9, session: 7 });
+        let mut add = |position, delegations| {
+            recent.add(&Changes { position, origin: 7, delegations, ..Changes::default() });
+        };
+        add(100, vec![granted]);
+        add(200, vec![DelegationChange::Decided(9)]);
+        add(300, vec![DelegationChange::Decided(9), granted]);
+        assert!(recent.others_acquired_since(299, 8) && !recent.others_acquired_since(300, 8));
+        assert!(!recent.others_acquired_since(99, 7), "it knows what it holds itself");
+        recent.clear();
+        assert!(!recent.others_acquired_since(99, 8));
     }
 }

@@ -17,6 +17,7 @@
 
 mod courtesy;
 mod group;
+mod known_by_others;
 mod notify;
 pub(super) mod open;
 mod settled;
@@ -194,6 +195,8 @@ struct KnownEpochs {
     group: u64,
     /// Of the mount table, whatever it writes.
     mounts: u64,
+    /// The last event of which it has let go.
+    let_go: u64,
 }
 
 impl Session {
@@ -430,6 +433,7 @@ impl WatchHub {
             let Some(known) = sessions.get_mut(&session) else { return false };
             known.acknowledged = known.acknowledged.max(seq);
             known.received_at = Instant::now();
+            known.epochs.let_go = known.epochs.let_go.max(invalidated);
             pending.acknowledge(session, invalidated);
         }
         self.progress.notify_waiters();

@@ -41,6 +41,11 @@ impl SessionSet {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// Whether any other session is in it.
+    fn has_other(&self, session: u64) -> bool {
+        self.0.iter().any(|known| *known != session)
+    }
 }
 
 /// Names are told apart by their hashes: two of one hash cost a notification too many.
@@ -227,6 +232,29 @@ impl WatchRegistry {
         }
     }
 
+    /// Whether another session than this one can have seen anything that is in a directory, or that is not.
+    pub(super) fn is_known_by_others(&self, directory: u64, session: u64) -> bool {
+        let knows_anything = self.everything.has_other(session) || self.unsettled.has_other(session);
+        let knows_names = |watched: &Directory| {
+            watched.whole.has_other(session)
+                || watched.many.has_other(session)
+                || watched.names.values().any(|known| known.has_other(session))
+        };
+        knows_anything || self.directories.get(&directory).is_some_and(knows_names)
+    }
+
+    /// The inodes that other sessions know whatever their names are; `None` for more than so many.
+    pub(super) fn inodes_of_others(&self, session: u64, limit: usize) -> Option<Vec<u64>> {
+        let mut inodes = Vec::new();
+        for (_, known) in self.sessions.iter().filter(|(id, _)| **id != session) {
+            inodes.extend(known.inodes.iter().take(limit + 1 - inodes.len()));
+            if inodes.len() > limit {
+                return None;
+            }
+        }
+        Some(inodes)
+    }
+
     /// Calls `found` for every session that can have seen what a name led to. With `first_fill` the directory was never
     /// listed whole: nobody has seen it. A session may be found more than once.
     pub(super) fn of_name(&self, directory: u64, name: &[u8], first_fill: bool, mut found: impl FnMut(u64)) {
@@ -322,6 +350,23 @@ mod tests {
         watches.begin(1);
         assert_eq!(of_name(&watches, 10, "a", false), Vec::<u64>::new());
         assert!(watches.directories.is_empty());
+    }
+
+    #[test]
+    fn what_others_know_of_a_directory_is_known_whatever_it_is() {
+        let mut watches = with_sessions(&[1, 2]);
+        watches.watch_name(1, 10, b"a");
+        watches.watch_directory(1, 10);
+        watches.watch_inode(1, 5);
+        assert!(!watches.is_known_by_others(10, 1) && watches.is_known_by_others(10, 2));
+        assert_eq!((watches.inodes_of_others(1, 9), watches.inodes_of_others(2, 9)), (Some(vec![]), Some(vec![5])));
+        assert_eq!(watches.inodes_of_others(2, 0), None, "too many");
+        watches.watch_name(2, 10, b"b");
+        assert!(watches.is_known_by_others(10, 1) && !watches.is_known_by_others(11, 1));
+        watches.end(2);
+        assert!(!watches.is_known_by_others(10, 1));
+        watches.begin_unsettled(3);
+        assert!(watches.is_known_by_others(11, 1), "nobody knows what it knows");
     }
 
     #[test]

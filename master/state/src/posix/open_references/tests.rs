@@ -209,7 +209,7 @@ fn a_directory_is_held_from_its_first_moment_on() {
     assert_eq!(bench.tables().counters().unwrap().delegations, 1);
     bench.seq = 1;
 
-    // Nothing else is ever held: who knows what others have seen of it?
+    // Nothing else is held by being made: who knows what others have seen of it?
     let plain = bench.change(HOLDER, create(bench.root, "e", Kind::Directory));
     let file = CreateInode { delegate: true, ..creation(bench.root, "f", Kind::File) };
     let file = bench.change(HOLDER, Change::Create(file));
@@ -217,6 +217,62 @@ fn a_directory_is_held_from_its_first_moment_on() {
     let nobody = bench.make(0, bench.root, "of nobody");
     assert!([plain, file, again, nobody].iter().all(|result| !result.delegated));
     assert_eq!(bench.tables().all_delegations().unwrap(), [held]);
+}
+
+/// The wish to hold a directory, as a master that leads has it.
+fn wish(inode: u64, step: AcquireStep, ctime_ns: i64) -> Change {
+    Change::AcquireDelegation(AcquireDelegation { inode, step: step.into(), ctime_ns })
+}
+
+#[test]
+fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
+    let mut bench = Fixture::new();
+    let root = bench.root;
+    let (d, file) =
+        (bench.done(OTHER, create(root, "d", Kind::Directory)), bench.done(OTHER, create(root, "f", Kind::File)));
+    let ctime_ns = bench.tables().inode(d).unwrap().unwrap().ctime_ns;
+    let not_yet = [
+        (HOLDER, wish(d, AcquireStep::Later, 0)),
+        (HOLDER, wish(d, AcquireStep::Announce, 0)),
+        (HOLDER, wish(d, AcquireStep::Grant, ctime_ns + 1)),
+        (0, wish(d, AcquireStep::Grant, 0)),
+    ];
+    for (session, wish) in not_yet {
+        let result = bench.change(session, wish.clone());
+        assert!(result.errno == 0 && !result.delegated && bench.holder(d).is_none(), "{wish:?} by {session}");
+    }
+    let no_directory = bench.refused("a file", |bench| bench.change(HOLDER, wish(file, AcquireStep::Grant, 0)));
+    assert_eq!(no_directory.errno, Errno::NOTDIR.raw_os_error());
+    for _ in 0..2 {
+        bench.seq += 1;
+        let change = Some(wish(d, AcquireStep::Grant, ctime_ns));
+        let mutation = Some(Mutation { seq: bench.seq, change, ..Mutation::default() });
+        let mutate = Mutate { session: HOLDER, now_ns: NOW, mutation, ..Mutate::default() };
+        let (outcome, changes) = bench.run_with_changes(Kinds::Mutate(mutate));
+        let Outcome::Mutated(result, _) = outcome else { panic!("{outcome:?}") };
+        assert!(result.delegated && changes.contains(&DelegationChange::Decided(d)), "{result:?}");
+        assert_eq!(bench.holder(d), Some(HOLDER));
+    }
+    assert_eq!(bench.answered(HOLDER, create(d, "inside", Kind::File)).errno, 0);
+    let others = bench.refused("another's", |bench| bench.change(OTHER, wish(d, AcquireStep::Grant, 0)));
+    assert_eq!((others.errno, others.delegated_elsewhere), (AGAIN, d));
+    // Whoever has returned one may get it again; what was answered for comes before.
+    bench.done(HOLDER, let_go(&[d]));
+    assert_eq!(bench.answered(HOLDER, create(d, "late", Kind::File)).errno, STALE);
+    assert!(bench.change(OTHER, wish(d, AcquireStep::Grant, 0)).delegated);
+    bench.done(OTHER, let_go(&[d]));
+    assert!(bench.change(HOLDER, wish(root, AcquireStep::Grant, 0)).delegated, "the root of a mount as well");
+    bench.done(HOLDER, let_go(&[root]));
+
+    bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: Some(1 << 40), max_inodes: None }));
+    assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant, 0)).delegated, "below a quota");
+    bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: None, max_inodes: None }));
+    let mut transaction = Transaction::new(&bench.database).unwrap();
+    let record = transaction.inode(d).unwrap().unwrap();
+    transaction.update_inode(d, InodeRecord { listed_ns: 0, ..record });
+    let (writes, _) = transaction.finish().unwrap();
+    bench.database.write(writes.into_batch(&bench.database)).unwrap();
+    assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant, 0)).delegated, "not all of its names are known");
 }
 
 #[test]

@@ -63,8 +63,11 @@ impl WatchHub {
         if let Some(certificate) = before.certificate {
             state.owners.show(id, certificate);
         }
-        let missed = self.missed(&state, (id, goes_on), &before, &remembered);
         let is_known = goes_on && state.watches.has(id);
+        // What it has in a cache was not asked about when others came to hold directories, or are about to.
+        let is_overtaken = !is_known
+            && (state.delegations.others_claim(id) || remembered.others_acquired_since(before.applied_seq, id));
+        let missed = if is_overtaken { None } else { self.missed(&state, (id, goes_on), &before, &remembered) };
         match &missed {
             Some(_) if is_known => {}
             Some(_) => state.watches.begin_unsettled(id),

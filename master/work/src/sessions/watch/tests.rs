@@ -4,7 +4,7 @@ use bytes::Bytes;
 use cavern_consensus::{ChangeListener, LeaderLease};
 use cavern_proto::master::EntryChanged;
 use cavern_security::Role;
-use cavern_state::{Change, Changes, InodeLocation};
+use cavern_state::{Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation};
 
 use super::open::Before;
 use super::*;
@@ -628,4 +628,61 @@ async fn a_client_has_so_many_sessions_and_another_as_many_again() {
     let _admins: Vec<_> = (0..5).map(|_| open(&admin, 0).unwrap()).collect();
     hub.end(first.id());
     let _next = open(&own, 0).unwrap();
+}
+
+#[tokio::test]
+async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
+    let lease = Duration::from_secs(60);
+    let hub = hub(lease);
+    let [own, other] = ["own", "other"].map(|client| hub.open(client, Before::default()).unwrap());
+    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
+    let known = |announced| {
+        let known = hub.known_by_others((7, &place), own.id(), announced)?;
+        Some((known.has_attributes, known.inodes))
+    };
+    assert_eq!(known(None), None, "clients of the term before may be yet to come");
+    hub.state.lock().started -= lease;
+    hub.watch_name(own.id(), 1, b"d");
+    hub.watch_directory(own.id(), 7);
+    assert_eq!(known(None), Some((false, vec![])));
+    hub.watch_name(other.id(), 1, b"d");
+    hub.watch_inodes(other.id(), [5]);
+    assert_eq!(known(None), Some((true, vec![5])));
+    hub.acknowledge(other.id(), 9, 8);
+    assert_eq!([known(Some(8)), known(Some(9))], [Some((false, vec![5])), Some((true, vec![5]))]);
+    hub.watch_name(other.id(), 7, b"n");
+    assert_eq!(known(Some(8)), None, "it knows something that is in there");
+}
+
+#[tokio::test]
+async fn who_was_away_when_others_came_to_hold_what_it_may_know_begins_anew() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let old = hub_of(lease, &master);
+    let reader = old.open("reader", Before::default()).unwrap();
+    let id = reader.id();
+    let acquired = |session| {
+        let granted = DelegationChange::Granted(DirectoryDelegation { mount_id: 1, directory: 7, session });
+        Changes { delegations: vec![DelegationChange::Decided(7), granted], ..changes(Vec::new(), session) }
+    };
+    let begins_anew = async |hub: &Arc<WatchHub>, applied_seq| {
+        let before = Before { applied_seq, ..Before::of(id, true) };
+        let mut stream = hub.open("reader", before).unwrap();
+        matches!(kinds(&mut stream).await[0], Event::Reset(_))
+    };
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let applied_seq = old.seq();
+    master.changed(acquired(id));
+    assert!(!begins_anew(&hub_of(lease, &master), applied_seq).await, "it knows what it has");
+    master.changed(acquired(id + 1));
+    assert!(!begins_anew(&old, applied_seq).await, "what it knows was looked at");
+    let new = hub_of(lease, &master);
+    assert!(begins_anew(&new, applied_seq).await);
+
+    let (later, seq) = (hub_of(lease, &master), new.seq());
+    assert!(!begins_anew(&hub_of(lease, &master), seq).await);
+    master.delegations().claim(8, id + 1);
+    assert!(begins_anew(&later, seq).await, "the state is about to decide");
+    master.delegations().give_up(8);
+    assert!(!begins_anew(&hub_of(lease, &master), seq).await);
 }

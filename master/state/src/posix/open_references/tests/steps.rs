@@ -12,6 +12,7 @@ enum Step {
     Rename { from: (usize, u8), to: (usize, u8) },
     Link { from: (usize, u8), to: (usize, u8) },
     Chmod { at: (usize, u8) },
+    Acquire { at: usize },
     LetGo { at: usize },
     End,
 }
@@ -25,6 +26,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (place(), place()).prop_map(|(from, to)| Step::Rename { from, to }),
         2 => (place(), place()).prop_map(|(from, to)| Step::Link { from, to }),
         2 => place().prop_map(|at| Step::Chmod { at }),
+        3 => (0usize..6).prop_map(|at| Step::Acquire { at }),
         2 => (0usize..6).prop_map(|at| Step::LetGo { at }),
         1 => Just(Step::End),
     ]
@@ -62,6 +64,7 @@ impl Fixture {
                 Change::Link(LinkInode { inode: found(place(from)), parent, name: name(&text) })
             }
             Step::Chmod { at } => chmod(found(place(at))),
+            Step::Acquire { at } => wish(place((at, 0)).0, AcquireStep::Grant, 0),
             Step::LetGo { at } => let_go(&[place((at, 0)).0]),
             Step::End => unreachable!(),
         }

@@ -1,0 +1,102 @@
+//! Directories that were there before, and that a session wants to hold. The state grants that; here the master that
+//! leads sees to what the state knows nothing of, caches.
+//!
+//! - Nobody else may know anything of what is in the directory, be it that a name is not there. Whoever has looked into
+//!   it may have that in a cache as long as its session lives: then it is not delegated.
+//! - Others may know the directory itself, as a name in the one above. They are told to forget its attributes, and when
+//!   all have let go, and nobody has asked for them since or changed the directory, the next wish is granted.
+//! - What was recalled is not granted soon.
+
+use cavern_proto::master::{AcquireDelegation, AcquireStep};
+use cavern_state::InodeLocation;
+
+use super::delegations::{Announcement, ClaimBegin};
+use super::recall::Recalls;
+use crate::error::WorkError;
+use crate::reader::StateReader;
+
+/// What the leader finds.
+enum Judged {
+    /// Somebody else uses the directory.
+    Used,
+    /// Others know its attributes, which it has had since this time.
+    Remembered { ctime_ns: i64 },
+    /// Nobody else knows anything.
+    Free,
+}
+
+impl Recalls {
+    /// What becomes of the wish of a session to hold a directory, as it is put into the log; and if others are told by
+    /// that, the number of the announcement. Of what is to be granted all who ask about the directory wait until the
+    /// state has decided: it is to be proposed in any case.
+    ///
+    /// # Errors
+    /// Those of reading the state.
+    pub async fn judge_wish(
+        &self,
+        reader: &StateReader,
+        directory: u64,
+        session: u64,
+    ) -> Result<(AcquireDelegation, Option<u64>), WorkError> {
+        let asked = |step: AcquireStep| AcquireDelegation { inode: directory, step: step.into(), ctime_ns: 0 };
+        let later = (asked(AcquireStep::Later), None);
+        if self.is_damped(directory) {
+            return Ok(later);
+        }
+        let delegations = self.delegations();
+        let announced = match delegations.claim(directory, session) {
+            ClaimBegin::Taken => return Ok(later),
+            ClaimBegin::New => None,
+            ClaimBegin::Announced(announced) => Some(announced),
+        };
+        let judged = self.judge(reader, (directory, session), announced).await;
+        match judged {
+            Ok(Judged::Free) => {
+                let ctime_ns = announced.map_or(0, |announced| announced.ctime_ns);
+                return Ok((AcquireDelegation { ctime_ns, ..asked(AcquireStep::Grant) }, None));
+            }
+            Ok(Judged::Remembered { ctime_ns }) => match announced.filter(|known| known.ctime_ns == ctime_ns) {
+                Some(known) => delegations.postpone(directory, known),
+                None => {
+                    let ticket = delegations.announce(directory, ctime_ns);
+                    return Ok((asked(AcquireStep::Announce), Some(ticket)));
+                }
+            },
+            Ok(Judged::Used) | Err(_) => delegations.give_up(directory),
+        }
+        judged.map(|_| later)
+    }
+
+    async fn judge(
+        &self,
+        reader: &StateReader,
+        (directory, session): (u64, u64),
+        announced: Option<Announcement>,
+    ) -> Result<Judged, WorkError> {
+        let record = reader.look(move |tables| Ok(tables.inode(directory)?)).await?;
+        let Some(record) = record else { return Ok(Judged::Used) };
+        let (location, ctime_ns) = (InodeLocation::of(&record), record.ctime_ns);
+        if !matches!(location, InodeLocation::Named { is_directory: true, .. }) {
+            return Ok(Judged::Used);
+        }
+        // Of what was changed since, others may know more than they were told to forget.
+        let announced = announced.filter(|announced| announced.ctime_ns == ctime_ns).and_then(|known| known.seq);
+        let Some(known) = self.hub.known_by_others((directory, &location), session, announced) else {
+            return Ok(Judged::Used);
+        };
+        if !known.inodes.is_empty() {
+            let is_inside = reader.read(move |tables| {
+                for inode in known.inodes {
+                    if tables.inode(inode)?.is_some_and(|record| record.parent == directory) {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            });
+            if is_inside.await? {
+                return Ok(Judged::Used);
+            }
+        }
+        Ok(if known.has_attributes { Judged::Remembered { ctime_ns } } else { Judged::Free })
+    }
+}

@@ -1,0 +1,40 @@
+//! What other sessions may know of a directory that one of them wants to hold.
+
+use cavern_state::InodeLocation;
+
+use super::WatchHub;
+
+/// Inodes that other sessions know by themselves and that are looked at, whether they are in the directory.
+const INODES_MAX: usize = 4096;
+
+/// What others may know, of nothing that has a name in the directory.
+pub(in crate::sessions) struct KnownByOthers {
+    /// The directory's attributes.
+    pub has_attributes: bool,
+    /// Inodes, wherever they are.
+    pub inodes: Vec<u64>,
+}
+
+impl WatchHub {
+    /// What other sessions than this one may know of a directory; `None` when that may be something that is in it, or
+    /// is not. Whoever has let go of what it knew up to the event `announced` knows no attributes.
+    pub(in crate::sessions) fn known_by_others(
+        &self,
+        (directory, location): (u64, &InodeLocation),
+        session: u64,
+        announced: Option<u64>,
+    ) -> Option<KnownByOthers> {
+        let state = self.looked();
+        // Clients of an earlier term may not be back.
+        if state.started.elapsed() < self.lease || state.watches.is_known_by_others(directory, session) {
+            return None;
+        }
+        let knows_still = |other: u64| {
+            let let_go = state.sessions.get(&other).map(|known| known.epochs.let_go);
+            other != session && (announced.is_none() || let_go < announced)
+        };
+        let mut has_attributes = false;
+        state.watches.of_inode(directory, location, |other| has_attributes |= knows_still(other)).then_some(())?;
+        Some(KnownByOthers { has_attributes, inodes: state.watches.inodes_of_others(session, INODES_MAX)? })
+    }
+}
