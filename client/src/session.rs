@@ -326,6 +326,21 @@ impl Client {
         self.mounts().iter().any(|mount| mount.is_fs_mode())
     }
 
+    /// Whether a file may have an attribute which programs ask each file for, by its bit of
+    /// [`cavern_posix::xattr::probed`]. True where that is not certain: without a lease, and while the mount table is
+    /// on its way.
+    pub fn may_have_probed(&self, probed: u32) -> bool {
+        let is_certain = self.tables.has_current_mounts() && self.metadata.has_session();
+        !is_certain || self.mounts().probed_xattrs() & probed != 0
+    }
+
+    /// A file has been given such an attribute here: whoever asks any file for it next may find one.
+    pub fn note_probed(&self, probed: u32) {
+        if probed != 0 && !self.may_have_probed(probed) {
+            self.tables.refetch_mounts();
+        }
+    }
+
     /// Whether anything that can be changed is mounted in the namespace.
     pub fn has_writable(&self) -> bool {
         self.mounts().iter().any(|mount| mount.is_fs_mode() || mount.has_writable_bucket())
