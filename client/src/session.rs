@@ -6,6 +6,7 @@ use std::time::Duration;
 use cavern_conf::{Config, backoff};
 use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
+use cavern_posix::xattr::UNLISTED;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, User};
 use cavern_security::Transport;
@@ -331,7 +332,7 @@ impl Client {
     /// on its way.
     pub fn may_have_probed(&self, probed: u32) -> bool {
         let is_certain = self.tables.has_current_mounts() && self.metadata.has_session();
-        !is_certain || self.mounts().probed_xattrs() & probed != 0
+        !is_certain || self.mounts().probed_xattrs() & (probed | UNLISTED) != 0
     }
 
     /// A file has been given such an attribute here: whoever asks any file for it next may find one.

@@ -40,10 +40,6 @@ pub(crate) struct Tables {
     mounts: RwLock<Arc<Mounts>>,
     /// Mounts are fetched by one at a time: no table takes the place of a later one.
     fetching: tokio::sync::Mutex<()>,
-    /// How often another mount table was, or may have been, announced; and how often it had been when the one that is
-    /// here was asked for.
-    announced: AtomicU64,
-    fetched: AtomicU64,
     /// There is another mount table.
     replaced: Notify,
     settle: OnceLock<Settle>,
@@ -61,6 +57,10 @@ struct Stale {
     mounts: AtomicBool,
     workers: AtomicBool,
     wake: Notify,
+    /// How often another mount table was, or may have been, announced; and how often it had been when the one that is
+    /// here was asked for.
+    announced: AtomicU64,
+    fetched: AtomicU64,
 }
 
 impl Tables {
@@ -71,8 +71,6 @@ impl Tables {
             ufs: ufs.clone(),
             mounts: RwLock::default(),
             fetching: tokio::sync::Mutex::default(),
-            announced: AtomicU64::new(1),
-            fetched: AtomicU64::new(0),
             replaced: Notify::new(),
             settle: OnceLock::new(),
             settled: watch::Sender::new(0),
@@ -110,14 +108,14 @@ impl Tables {
 
     /// Asks for it whatever its epoch: it is not current until it has come.
     pub(crate) fn refetch_mounts(&self) {
-        self.announced.fetch_add(1, Ordering::AcqRel);
+        self.stale.announced.fetch_add(1, Ordering::AcqRel);
         self.stale.mounts.store(true, Ordering::Relaxed);
         self.stale.wake.notify_one();
     }
 
     /// Whether the mount table is not older than whatever has been announced.
     pub(crate) fn has_current_mounts(&self) -> bool {
-        self.fetched.load(Ordering::Acquire) == self.announced.load(Ordering::Acquire)
+        self.stale.fetched.load(Ordering::Acquire) == self.stale.announced.load(Ordering::Acquire)
     }
 
     /// Asks for the worker table to be fetched again.
@@ -142,7 +140,7 @@ impl Tables {
 
     async fn fetch_mounts(&self) -> Result<(), ClientError> {
         let _one = self.fetching.lock().await;
-        let announced = self.announced.load(Ordering::Acquire);
+        let announced = self.stale.announced.load(Ordering::Acquire);
         // Whoever runs the cluster reads from its workers only, and is not given what they read with.
         let is_of_person = self.pool.own_role().is_some_and(Role::is_of_person);
         let table = if is_of_person {
@@ -155,7 +153,7 @@ impl Tables {
         let known = self.mounts();
         let mounts = Arc::new(Mounts::new(table, &known, &self.ufs, (!is_of_person).then_some(&self.master)));
         *self.mounts.write() = mounts;
-        self.fetched.store(announced, Ordering::Release);
+        self.stale.fetched.store(announced, Ordering::Release);
         self.replaced.notify_one();
         Ok(())
     }

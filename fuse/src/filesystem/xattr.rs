@@ -6,8 +6,8 @@
 //!
 //! The kernel remembers of no file that it has no label, and of each by itself that it has no access list. So while no
 //! inode of any mount has what programs ask each file for, it is answered that there is no such thing here
-//! (`EOPNOTSUPP`), and `ls -l` does not ask again for anything on the device. Masters say in the mount table what may be
-//! there ([`Client::may_have_probed`](cavern_client::Client::may_have_probed)). Access lists are told by the default
+//! (`EOPNOTSUPP`), and `ls -l` does not ask again for anything on the device. Masters say in the mount table what may
+//! be there ([`Client::may_have_probed`](cavern_client::Client::may_have_probed)). Access lists are told by the default
 //! list alone, which is asked for after them: `ENODATA` is all that the kernel takes for the absence of an access list
 //! when it checks permissions. And names are listed always: to `tar` and `getfattr` a refused list is a failure.
 

@@ -2,7 +2,7 @@
 //! them; they belong to no mount, have mode 0755 and owner 0:0.
 
 use bytes::Bytes;
-use cavern_posix::xattr::ALL_PROBED;
+use cavern_posix::xattr::UNLISTED;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Existing, Kind, Mount, WriteType};
 use cavern_proto::record::{
@@ -65,8 +65,7 @@ fn mount(tx: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome> {
     tx.counters.mount += 1;
     mount.id = tx.counters.mount;
     (mount.frozen_below, mount.frozen_inodes, mount.settled_below) = (0, 0, 0);
-    // What comes back with the objects is not known before they are listed.
-    mount.probed_xattrs = if mount.existing() == Existing::Recovered { ALL_PROBED } else { 0 };
+    mount.probed_xattrs = if mount.existing() == Existing::Recovered { UNLISTED } else { 0 };
     mount.root_inode = make_directory(tx, parent, last, mount.id, mount.created_ns);
     if mount.write_type() == WriteType::FsMode
         && let Some(mut root) = tx.inode(mount.root_inode)?

@@ -4,12 +4,13 @@ use bytes::Bytes;
 use cavern_posix::acl::{self, ACCESS, Acl, is_acl};
 use cavern_posix::xattr::{CAPABILITY, has_kept_prefix, has_length, is_bare_prefix, probed};
 use cavern_posix::{XattrChange, attributes_set, check_owner, inode_changed, loses_privileges};
-use cavern_proto::master::{Mount, RemoveXattr, SetAttr, SetXattr, XattrMode};
+use cavern_proto::master::{RemoveXattr, SetAttr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
 use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
+use crate::index::probed_xattrs;
 use crate::{records, schema};
 
 /// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.
@@ -102,7 +103,11 @@ impl MutationContext<'_, '_> {
         match value {
             Some(value) => {
                 self.put_xattr(inode, name, value);
-                self.note_probed(name)?;
+                let probed = probed(name);
+                if self.mount.probed_xattrs & probed != probed {
+                    probed_xattrs::note(self.tx, self.mount.id, probed)?;
+                    self.mount.probed_xattrs |= probed;
+                }
             }
             None => self.tx.delete(schema::Xattrs, (inode, name)),
         }
@@ -113,22 +118,6 @@ impl MutationContext<'_, '_> {
         records::change(&mut record, |attr| inode_changed(attr, self.caller.made_ns));
         self.put(inode, record);
         Ok(inode)
-    }
-
-    /// Has clients know that an inode of the mount has an attribute which programs ask each file for: until then they
-    /// say that no file has it.
-    fn note_probed(&mut self, name: &[u8]) -> Result {
-        let probed = probed(name);
-        if self.mount.probed_xattrs & probed == probed {
-            return Ok(());
-        }
-        let recorded = self.tx.now().mount(self.mount.id)?;
-        if let Some(mount) = recorded {
-            self.mount = Mount { probed_xattrs: mount.probed_xattrs | probed, ..mount };
-            self.tx.put(schema::Mounts, self.mount.id, &self.mount);
-            self.tx.mounts_changed();
-        }
-        Ok(())
     }
 
     fn put_xattr(&mut self, inode: u64, name: &[u8], value: &[u8]) {
