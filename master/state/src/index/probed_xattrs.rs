@@ -1,5 +1,5 @@
-//! Which of the attributes that programs ask each file for inodes of a mount may have ([`cavern_posix::xattr::probed`]).
-//! Clients are told in the mount table, and say that no file has the others. What is noted stays: nobody counts.
+//! Which of the attributes that programs ask each file for ([`cavern_posix::xattr::probed`]) inodes of a mount may
+//! have. Clients are told in the mount table, and say that no file has the others. What is noted stays: nobody counts.
 
 use cavern_posix::xattr::UNLISTED;
 use cavern_proto::master::Mount;
