@@ -40,7 +40,7 @@ fn asked(path: &Path, name: &str, is_there: &mut bool) -> Option<Vec<u8>> {
     }
 }
 
-/// Goes through a tree as `ls -lR` of the GNU coreutils up to 9.5 does, which asks for the label and the lists of each
+/// Goes through a tree as `ls -lR` of the GNU coreutils 9.1 does, which asks for the label and the lists of each
 /// file, until it is told that there are none on the device. Gives what it has found, by attribute and path.
 fn listed(top: &Path) -> Found {
     let (mut labels, mut lists, mut found) = (true, true, Found::new());
