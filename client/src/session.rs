@@ -335,8 +335,8 @@ impl Client {
         !is_certain || self.mounts().probed_xattrs() & (probed | UNLISTED) != 0
     }
 
-    /// A file has been given such an attribute here: whoever asks any file for it next may find one. Who asked for a
-    /// change is not notified of what it did.
+    /// A file has been given such an attribute here: whoever asks any file for it next may find one, before the master
+    /// announces so.
     pub fn note_probed(&self, probed: u32) {
         if self.mounts().probed_xattrs() & probed != probed {
             self.tables.refetch_mounts();
