@@ -21,6 +21,7 @@ import resource
 import shutil
 import ssl
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -469,6 +470,7 @@ class Bench:
                     (f"{what}, warm, not root", figures["ours-user"], "local disk", figures["disk-user"]),
                 ]
             rows += self.data_set_listings(name, count, bases["disk"], somebody)
+        rows += self.marked_listings(name, count, somebody)
         self.table("Listings with a stat per file, seconds", rows, "{:.3f}")
 
     def data_set_listings(self, name, count, disk, somebody):
@@ -483,6 +485,31 @@ class Bench:
         figures = {key: statistics.median(found[1:]) for key, found in times.items()}
         return [(f"`ls -lR`, {count:,} files, a data set alone, warm{who}", figures["ours", who], "local disk",
                  figures["disk", who]) for who in ("", ", not root")]
+
+    def marked_listings(self, name, count, somebody):
+        """The same while one file elsewhere in the namespace has what `ls -l` asks each file for: an access list, then
+        a label, too."""
+        (self.source / "marked").mkdir(exist_ok=True)
+        (self.source / "marked" / "file").write_bytes(b"x")
+        self.attach("marked", "fs_mode")
+        entries = ((1, 6, -1), (2, 4, 1000), (4, 4, -1), (16, 4, -1), (32, 4, -1))
+        acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        rows = []
+        for what, attribute, value in (("an access list", "system.posix_acl_access", acl),
+                                       ("a label", "security.selinux", b"system_u:object_r:etc_t:s0")):
+            os.setxattr(self.mount / "marked" / "file", attribute, value)
+            times = {}
+            for _ in range(ROUNDS):
+                for side, base in (("disk", self.source), ("ours", self.mount)):
+                    drop_caches()
+                    for state, user in (("kernel caches dropped", ()), ("warm", ()), ("warm, not root", somebody)):
+                        listed = timed(lambda: run(*user, "ls", "-lR", base / name))
+                        times.setdefault((side, state), []).append(listed)
+            figures = {key: statistics.median(found) for key, found in times.items()}
+            rows += [(f"`ls -lR`, {count:,} files, one file has {what}, {state}", figures[side, state], "local disk",
+                      figures["disk", state]) for side, state in figures if side == "ours"]
+        self.cv("unmount", "/marked")
+        return rows
 
     def note_memory(self, moment):
         status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))

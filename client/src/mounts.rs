@@ -28,6 +28,8 @@ pub struct MountView {
     /// Whether the masters judge what is changed in it by the user who asks.
     limits_users: AtomicBool,
     frozen: Frozen,
+    /// Which of the attributes that programs ask each file for its inodes may have.
+    probed_xattrs: AtomicU32,
     activity: Activity,
     current: RwLock<Current>,
 }
@@ -84,17 +86,18 @@ impl Current {
 impl MountView {
     /// Opens the mount's object store, without I/O. Where its keys are vended, `master` gives them.
     pub fn new(mut mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
-        let frozen = Frozen::default();
+        let (frozen, probed_xattrs) = (Frozen::default(), AtomicU32::new(std::mem::take(&mut mount.probed_xattrs)));
         frozen.take(&mut mount);
         let is_changeable = AtomicBool::new(is_changeable(&mount));
         let limits_users = AtomicBool::new(mount.users.is_some());
         let current = RwLock::new(Current::open(mount.clone(), conf, master));
-        Self { mount, is_changeable, limits_users, frozen, activity: Activity::default(), current }
+        Self { mount, is_changeable, limits_users, frozen, probed_xattrs, activity: Activity::default(), current }
     }
 
     /// Takes on what the mount table has of the same mount by now.
     fn update(&self, mut mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) {
         self.frozen.take(&mut mount);
+        self.probed_xattrs.store(std::mem::take(&mut mount.probed_xattrs), Ordering::Relaxed);
         if self.current.read().mount != mount {
             self.is_changeable.store(is_changeable(&mount), Ordering::Relaxed);
             self.limits_users.store(mount.users.is_some(), Ordering::Relaxed);
@@ -313,6 +316,12 @@ impl Mounts {
 
     pub fn get(&self, id: u32) -> Option<&Arc<MountView>> {
         self.by_id.get(&id)
+    }
+
+    /// Which of the attributes that programs ask each file for inodes of any of them may have, by the bits of
+    /// [`cavern_posix::xattr::probed`].
+    pub(crate) fn probed_xattrs(&self) -> u32 {
+        self.iter().fold(0, |all, mount| all | mount.probed_xattrs.load(Ordering::Relaxed))
     }
 
     /// Every mount, in no order.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cavern_conf::{Config, backoff};
 use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
+use cavern_posix::xattr::UNLISTED;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, User};
 use cavern_security::Transport;
@@ -324,6 +325,22 @@ impl Client {
     /// Whether anything is mounted in the namespace whose inodes have attributes, locks and quotas of their own.
     pub fn has_posix_mounts(&self) -> bool {
         self.mounts().iter().any(|mount| mount.is_fs_mode())
+    }
+
+    /// Whether a file may have an attribute which programs ask each file for, by its bit of
+    /// [`cavern_posix::xattr::probed`]. True where that is not certain: without a lease, and while the mount table is
+    /// on its way.
+    pub fn may_have_probed(&self, probed: u32) -> bool {
+        let is_certain = self.tables.has_current_mounts() && self.metadata.has_session();
+        !is_certain || self.mounts().probed_xattrs() & (probed | UNLISTED) != 0
+    }
+
+    /// A file has been given such an attribute here: whoever asks any file for it next may find one, before the master
+    /// announces so.
+    pub fn note_probed(&self, probed: u32) {
+        if self.mounts().probed_xattrs() & probed != probed {
+            self.tables.refetch_mounts();
+        }
     }
 
     /// Whether anything that can be changed is mounted in the namespace.

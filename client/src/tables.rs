@@ -7,7 +7,7 @@
 //! table says so, and frozen blocks are replaced ([`MountView::is_settled`]).
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -57,6 +57,10 @@ struct Stale {
     mounts: AtomicBool,
     workers: AtomicBool,
     wake: Notify,
+    /// How often another mount table was, or may have been, announced; and how often it had been when the one that is
+    /// here was asked for.
+    announced: AtomicU64,
+    fetched: AtomicU64,
 }
 
 impl Tables {
@@ -98,9 +102,20 @@ impl Tables {
     /// Asks for the mount table to be fetched again.
     pub(crate) fn mounts_changed(&self, epoch: u64) {
         if self.mounts.read().epoch() != epoch {
-            self.stale.mounts.store(true, Ordering::Relaxed);
-            self.stale.wake.notify_one();
+            self.refetch_mounts();
         }
+    }
+
+    /// Asks for it whatever its epoch: it is not current until it has come.
+    pub(crate) fn refetch_mounts(&self) {
+        self.stale.announced.fetch_add(1, Ordering::AcqRel);
+        self.stale.mounts.store(true, Ordering::Relaxed);
+        self.stale.wake.notify_one();
+    }
+
+    /// Whether the mount table is not older than whatever has been announced.
+    pub(crate) fn has_current_mounts(&self) -> bool {
+        self.stale.fetched.load(Ordering::Acquire) == self.stale.announced.load(Ordering::Acquire)
     }
 
     /// Asks for the worker table to be fetched again.
@@ -113,9 +128,8 @@ impl Tables {
 
     /// Asks for both.
     pub(crate) fn everything_changed(&self) {
-        self.stale.mounts.store(true, Ordering::Relaxed);
         self.stale.workers.store(true, Ordering::Relaxed);
-        self.stale.wake.notify_one();
+        self.refetch_mounts();
     }
 
     /// Fetches both now.
@@ -126,6 +140,7 @@ impl Tables {
 
     async fn fetch_mounts(&self) -> Result<(), ClientError> {
         let _one = self.fetching.lock().await;
+        let announced = self.stale.announced.load(Ordering::Acquire);
         // Whoever runs the cluster reads from its workers only, and is not given what they read with.
         let is_of_person = self.pool.own_role().is_some_and(Role::is_of_person);
         let table = if is_of_person {
@@ -138,6 +153,7 @@ impl Tables {
         let known = self.mounts();
         let mounts = Arc::new(Mounts::new(table, &known, &self.ufs, (!is_of_person).then_some(&self.master)));
         *self.mounts.write() = mounts;
+        self.stale.fetched.store(announced, Ordering::Release);
         self.replaced.notify_one();
         Ok(())
     }

@@ -69,6 +69,11 @@ fn lists_behave_as_on_a_local_file_system() {
     // Not /tmp, which may have no access lists.
     let local = tempfile::tempdir_in("/var/tmp").unwrap();
     let tops = [cluster.path("fs"), local.path().to_owned()];
+    // Before any file has a list, whoever asks for a default list is told that there are none at all.
+    let first = cluster.path("fs/first");
+    fs::write(&first, "").unwrap();
+    set(&first, ACCESS, &acl(&[(1, 6, NO_ID), (2, 4, 1000), (4, 0, NO_ID), (0x10, 4, NO_ID), (0x20, 0, NO_ID)]))
+        .unwrap();
     let mut random = StdRng::seed_from_u64(20);
     for number in 0..300 {
         let name = ["a", "b", "a/c", "b/c", "a/c/d"][random.random_range(0..5)];

@@ -83,6 +83,7 @@ mod passthrough_fs_mode;
 mod persist;
 mod plainfs;
 mod posix;
+mod probed_xattrs;
 mod programs;
 mod quiet_logs;
 mod random_reads;

@@ -3,13 +3,20 @@
 //! Those of an fs-mode mount are what was set; most inodes have none, and their attributes say so. In a cache-mode
 //! mount they say where a file comes from: `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object
 //! key; of a directory the prefix), `user.cavern.etag` and `user.cavern.content_id` (files only).
+//!
+//! The kernel remembers of no file that it has no label, and of each by itself that it has no access list. So while no
+//! inode of any mount has what programs ask each file for, it is answered that there is no such thing here
+//! (`EOPNOTSUPP`), and `ls -l` does not ask again for anything on the device. Masters say in the mount table what may
+//! be there ([`Client::may_have_probed`](cavern_client::Client::may_have_probed)). Access lists are told by the default
+//! list alone, which is asked for after them: `ENODATA` is all that the kernel takes for the absence of an access list
+//! when it checks permissions. And names are listed always: to `tar` and `getfattr` a refused list is a failure.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::Node;
-use cavern_posix::acl::is_acl;
-use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix};
+use cavern_posix::acl::{ACCESS, is_acl};
+use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix, probed};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 
@@ -97,21 +104,21 @@ impl Inner {
         }
         // Programs ask for labels and access lists all the time: of objects those need no node to be answered.
         if Attribute::named(name).is_none() && !self.client.has_posix_mounts() {
-            return reply.error(libc::ENODATA);
+            return reply.error(self.absence(name));
         }
         let name = name.to_vec();
         self.with_node(kernel_node, "getxattr", reply, move |this, node, reply| {
             let Some(posix) = node.posix() else {
                 return match Attribute::named(&name).and_then(|attribute| attribute.of(node)) {
                     Some(value) => reply.xattr(value.as_bytes(), size),
-                    None => reply.error(libc::ENODATA),
+                    None => reply.error(this.absence(&name)),
                 };
             };
             if !is_kept(&name, this.features.posix_acl) {
                 return reply.error(libc::EOPNOTSUPP);
             }
             if !posix.has_xattrs {
-                return reply.error(libc::ENODATA);
+                return reply.error(this.absence(&name));
             }
             this.with_xattrs(node.inode, "getxattr", reply, move |xattrs, reply| {
                 match xattrs.iter().find(|xattr| *xattr.name == *name) {
@@ -120,6 +127,18 @@ impl Inner {
                 }
             });
         });
+    }
+
+    /// What whoever asks for an attribute that an inode has not is told.
+    fn absence(&self, name: &[u8]) -> i32 {
+        if !is_kept(name, self.features.posix_acl) {
+            return libc::EOPNOTSUPP;
+        }
+        let probed = if name == ACCESS { 0 } else { probed(name) };
+        match probed == 0 || self.client.may_have_probed(probed) {
+            true => libc::ENODATA,
+            false => libc::EOPNOTSUPP,
+        }
     }
 
     pub(super) fn listxattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, size: u32, reply: Reply) {
@@ -186,8 +205,15 @@ impl Inner {
                 reply.error(refusal(node).unwrap_or(libc::EOPNOTSUPP));
             });
         }
+        let set = if let Change::SetXattr(set) = &change { probed(&set.name) } else { 0 };
         let attempt = ChangeRequest { operation, on, with: None, caller, change };
-        self.attempt(attempt, reply, |_, _, _, reply| reply.done());
+        self.attempt(attempt, reply, move |this, _, changed, reply| {
+            // A list that says no more than the permissions is not kept.
+            if changed.result.attributes.iter().any(|attr| attr.has_xattrs) {
+                this.client.note_probed(set);
+            }
+            reply.done();
+        });
     }
 
     /// Answers with the attributes that were set, which must be asked of the master.

@@ -166,8 +166,8 @@ impl Observation {
             Path::Fast => counts.fast.fetch_add(1, Relaxed),
             Path::Deferred => counts.deferred.fetch_add(1, Relaxed),
         };
-        // ENOENT and ENODATA are answers, not failures.
-        if !matches!(errno, 0 | libc::ENOENT | libc::ENODATA | libc::ENOSYS | libc::EROFS) {
+        // These are answers, not failures.
+        if !matches!(errno, 0 | libc::ENOENT | libc::ENODATA | libc::EOPNOTSUPP | libc::ENOSYS | libc::EROFS) {
             counts.errors.fetch_add(1, Relaxed);
         }
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);

@@ -123,6 +123,12 @@ impl<'a> Transaction<'a> {
         self.changes.list.push(change);
     }
 
+    /// Has everybody ask for the mount table again.
+    pub fn mounts_changed(&mut self) {
+        self.counters.mounts_epoch += 1;
+        self.notify(Change::Mounts(self.counters.mounts_epoch));
+    }
+
     /// Has them notified that a name leads to another inode; 0 for none.
     pub fn name_changed(&mut self, parent: u64, name: &Bytes, old_inode: u64, new_inode: u64) {
         let name = name.clone();

@@ -16,7 +16,7 @@
 
 use bytes::Bytes;
 use cavern_posix::mode::MODE_BITS;
-use cavern_posix::xattr::CAPABILITY;
+use cavern_posix::xattr::{CAPABILITY, probed};
 use cavern_proto::master::{Kind, Mount, WriteType};
 use cavern_proto::record::{AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord, Restored};
 
@@ -24,7 +24,7 @@ use crate::change::Change;
 use crate::error::Result;
 use crate::index::inodes::put_link;
 use crate::index::intents::{Reach, note, put_note};
-use crate::index::origins;
+use crate::index::{origins, probed_xattrs};
 use crate::outcome::ListingCounts;
 use crate::records::{MODE_CHOSEN, count_entries, directory_record, file_record, is_directory, links};
 use crate::schema;
@@ -61,7 +61,7 @@ pub fn adopt(tx: &mut Transaction<'_>, listing: AdoptListing) -> Result<ListingC
             continue;
         }
         if entry.kind() == Kind::Directory {
-            adopt_directory(tx, &listing, &path, entry, true);
+            adopt_directory(tx, &listing, &path, entry, true)?;
             directories += 1;
         } else {
             adopt_object(tx, &listing, entry, true)?;
@@ -101,7 +101,7 @@ pub fn adopt_directory(
     path: &[u8],
     entry: &ListedEntry,
     first_fill: bool,
-) {
+) -> Result {
     let mut record = InodeRecord {
         mode: listing.dir_mode | MODE_CHOSEN,
         uid: listing.uid,
@@ -114,7 +114,7 @@ pub fn adopt_directory(
     }
     let inode = tx.create_inode(record);
     if let Some(known) = &entry.restored {
-        complete(tx, listing.mount_id, inode, known);
+        complete(tx, listing.mount_id, inode, known)?;
     }
     if let Ok(directory) = std::str::from_utf8(&entry.name)
         && !entry.etag.is_empty()
@@ -126,6 +126,7 @@ pub fn adopt_directory(
     name(tx, listing.directory, (entry, Kind::Directory), inode, first_fill);
     let below = [path, &*entry.name, b"/"].concat();
     tx.put(schema::Unlisted, (listing.mount_id, &below[..]), &inode);
+    Ok(())
 }
 
 /// Makes a file of an object, or gives another name to one that is there.
@@ -164,7 +165,7 @@ pub fn adopt_object(tx: &mut Transaction<'_>, listing: &AdoptListing, entry: &Li
         tx.put_inode(inode, record);
     }
     if let Some(known) = &entry.restored {
-        complete(tx, listing.mount_id, inode, known);
+        complete(tx, listing.mount_id, inode, known)?;
     }
     put_note(tx, listing.mount_id, inode, &key, &note);
     name(tx, listing.directory, (entry, kind), inode, first_fill);
@@ -196,13 +197,18 @@ fn restore(record: &mut InodeRecord, restored: &Restored) {
 }
 
 /// The extended attributes of a new inode, and its identity, by which further names of it are known.
-fn complete(tx: &mut Transaction<'_>, mount_id: u32, inode: u64, restored: &Restored) {
+fn complete(tx: &mut Transaction<'_>, mount_id: u32, inode: u64, restored: &Restored) -> Result {
     for xattr in &restored.xattrs {
         tx.put(schema::Xattrs, (inode, &xattr.name[..]), &xattr.value);
+    }
+    let has = restored.xattrs.iter().fold(0, |has, xattr| has | probed(&xattr.name));
+    if has != 0 {
+        probed_xattrs::note(tx, mount_id, has)?;
     }
     if !restored.identity.is_empty() {
         tx.put(schema::Recovered, (mount_id, restored.identity.as_str()), &inode);
     }
+    Ok(())
 }
 
 /// Gives an inode that is there another name, if the object has its identity; `None` when there is none.

@@ -97,7 +97,7 @@ impl ExternalChange<'_, '_> {
         {
             return Ok(RefreshFate::Pending);
         }
-        existing::adopt_directory(self.tx, self.listing, &self.taken.path, there, false);
+        existing::adopt_directory(self.tx, self.listing, &self.taken.path, there, false)?;
         let index = tables.index(mount_id)?.unwrap_or_default();
         let index = IndexRecord { finished_ns: 0, unlisted: index.unlisted + 1, entries: index.entries + 1, ..index };
         self.tx.put(schema::Indexes, mount_id, &index);

@@ -2,6 +2,7 @@
 //! them; they belong to no mount, have mode 0755 and owner 0:0.
 
 use bytes::Bytes;
+use cavern_posix::xattr::UNLISTED;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Existing, Kind, Mount, WriteType};
 use cavern_proto::record::{
@@ -10,7 +11,7 @@ use cavern_proto::record::{
 
 use super::namespace::detach;
 use super::{existing, orphans};
-use crate::change::{Change, RulesChange};
+use crate::change::RulesChange;
 use crate::error::{Result, StateError};
 use crate::index::delegations;
 use crate::outcome::Outcome;
@@ -64,6 +65,7 @@ fn mount(tx: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome> {
     tx.counters.mount += 1;
     mount.id = tx.counters.mount;
     (mount.frozen_below, mount.frozen_inodes, mount.settled_below) = (0, 0, 0);
+    mount.probed_xattrs = if mount.existing() == Existing::Recovered { UNLISTED } else { 0 };
     mount.root_inode = make_directory(tx, parent, last, mount.id, mount.created_ns);
     if mount.write_type() == WriteType::FsMode
         && let Some(mut root) = tx.inode(mount.root_inode)?
@@ -82,7 +84,7 @@ fn mount(tx: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome> {
         tx.changes.rules.push(RulesChange { mount_id, before: None, now });
     }
     tx.put(schema::Mounts, mount.id, &mount);
-    changed(tx);
+    tx.mounts_changed();
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
@@ -114,14 +116,14 @@ pub fn update(tx: &mut Transaction<'_>, update: UpdateMount) -> Result<Outcome> 
         show_anew(tx, mount.root_inode)?;
     }
     tx.put(schema::Mounts, mount.id, &mount);
-    changed(tx);
+    tx.mounts_changed();
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
 /// Other blocks of a mount are frozen, or clients go by that.
 pub(super) fn put_frozen(tx: &mut Transaction<'_>, mount: &Mount) {
     tx.put(schema::Mounts, mount.id, mount);
-    changed(tx);
+    tx.mounts_changed();
 }
 
 /// Has those look again who know the name of a mount, or that there is none.
@@ -143,7 +145,7 @@ pub fn seal(tx: &mut Transaction<'_>, seal: SealSecrets) -> Result<Outcome> {
         tx.put(schema::Mounts, mount_id, &Mount { options, ..mount });
     }
     tx.put(schema::Secrets, (), &SecretsRecord { generation, key_id });
-    changed(tx);
+    tx.mounts_changed();
     Ok(Outcome::Done)
 }
 
@@ -192,7 +194,7 @@ fn take_out(tx: &mut Transaction<'_>, mount: Mount) -> Result<Outcome> {
         at = parent;
         above_mount = true;
     }
-    changed(tx);
+    tx.mounts_changed();
     Ok(Outcome::Mount(Box::new(mount)))
 }
 
@@ -216,9 +218,4 @@ fn make_directory(tx: &mut Transaction<'_>, parent: u64, name: &str, mount_id: u
     tx.put_dentry(parent, &name, DentryRecord { inode, kind: Kind::Directory as i32 });
     tx.name_changed(parent, &name, 0, inode);
     inode
-}
-
-fn changed(tx: &mut Transaction<'_>) {
-    tx.counters.mounts_epoch += 1;
-    tx.notify(Change::Mounts(tx.counters.mounts_epoch));
 }

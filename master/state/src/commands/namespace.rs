@@ -10,6 +10,7 @@ use cavern_proto::record::{ApplyListing, DentryRecord, ListedEntry, ListingGroup
 use super::{existing, orphans};
 use crate::change::Change;
 use crate::error::{Result, StateError};
+use crate::index::probed_xattrs;
 pub use crate::outcome::ListingCounts;
 use crate::outcome::Outcome;
 use crate::records::{EntryVersion, directory_record, file_record, is_directory, is_version, version};
@@ -201,6 +202,7 @@ pub fn put_index(tx: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome> {
         tx.delete_all(schema::IndexRanges, put.mount_id);
         if index.finished_ns != 0 {
             existing::forget_identities(tx, put.mount_id);
+            probed_xattrs::all_listed(tx, put.mount_id)?;
         }
     }
     Ok(Outcome::Done)

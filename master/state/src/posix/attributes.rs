@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use cavern_posix::acl::{self, ACCESS, Acl, is_acl};
-use cavern_posix::xattr::{CAPABILITY, has_kept_prefix, has_length, is_bare_prefix};
+use cavern_posix::xattr::{CAPABILITY, has_kept_prefix, has_length, is_bare_prefix, probed};
 use cavern_posix::{XattrChange, attributes_set, check_owner, inode_changed, loses_privileges};
 use cavern_proto::master::{RemoveXattr, SetAttr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
+use crate::index::probed_xattrs;
 use crate::{records, schema};
 
 /// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.
@@ -100,7 +101,14 @@ impl MutationContext<'_, '_> {
     /// Stores an attribute, or removes it, and the record with it.
     fn keep_xattr(&mut self, inode: u64, mut record: InodeRecord, name: &[u8], value: Option<&[u8]>) -> Checked<u64> {
         match value {
-            Some(value) => self.put_xattr(inode, name, value),
+            Some(value) => {
+                self.put_xattr(inode, name, value);
+                let probed = probed(name);
+                if self.mount.probed_xattrs & probed != probed {
+                    probed_xattrs::note(self.tx, self.mount.id, probed)?;
+                    self.mount.probed_xattrs |= probed;
+                }
+            }
             None => self.tx.delete(schema::Xattrs, (inode, name)),
         }
         record.has_xattrs = value.is_some() || self.tx.before().xattrs(inode)?.iter().any(|(known, _)| known != name);

@@ -108,6 +108,7 @@ impl MountChanges {
                     frozen_below: existing.frozen_below,
                     frozen_inodes: existing.frozen_inodes,
                     settled_below: existing.settled_below,
+                    probed_xattrs: existing.probed_xattrs,
                     ..mount.clone()
                 };
                 if same == existing {

@@ -962,6 +962,45 @@ fn a_default_list_goes_before_the_umask_and_is_handed_on() {
 }
 
 #[test]
+fn a_mount_says_which_attributes_that_programs_ask_each_file_for_it_may_have() {
+    let mut bench = Fixture::new();
+    let make = |bench: &mut Fixture, name: &'static str| {
+        let kind = InodeKind::File as i32;
+        let create = CreateInode { parent: bench.root, name: name.into(), kind, mode: 0o644, ..CreateInode::default() };
+        bench.change(Change::Create(create)).inode
+    };
+    let inodes = [make(&mut bench, "a"), make(&mut bench, "b")];
+    let before = Tables::new(&bench.database).counters().unwrap().mounts_epoch;
+    let trivial = acl([6, 0, 4, 0, 4], 0);
+    let steps = [
+        ("user.a", vec![1], 0, 0),
+        ("security.ima", vec![1], 0, 0),
+        (ACLS[0], trivial, 0, 0),
+        ("security.selinux", vec![1], 1, 1),
+        ("security.selinux", vec![2], 1, 1),
+        (ACLS[0], acl([6, 4, 4, 4, 4], 1), 5, 2),
+        ("security.capability", vec![0; 20], 7, 3),
+    ];
+    let recorded = |bench: &Fixture| {
+        let tables = Tables::new(&bench.database);
+        (tables.mounts().unwrap()[0].probed_xattrs, tables.counters().unwrap().mounts_epoch - before)
+    };
+    for (name, value, probed, tables) in steps {
+        for inode in inodes {
+            let (name, value) = (Bytes::from_static(name.as_bytes()), value.clone().into());
+            let set = SetXattr { inode, name, value, ..SetXattr::default() };
+            assert_eq!(bench.change(Change::SetXattr(set)).errno, 0);
+        }
+        assert_eq!(recorded(&bench), (probed, tables), "{name}");
+    }
+    for inode in inodes {
+        let remove = RemoveXattr { inode, name: "security.selinux".into() };
+        assert_eq!(bench.change(Change::RemoveXattr(remove)).errno, 0);
+    }
+    assert_eq!(recorded(&bench), (7, 3), "who was told so goes on asking");
+}
+
+#[test]
 fn lists_say_what_cannot_be_and_may_take_the_set_group_id_bit() {
     let mut bench = Fixture::new();
     let kind = InodeKind::File as i32;

@@ -151,7 +151,12 @@ impl WatchHub {
                     }
                     found(*session);
                 }
-                Change::Workers(_) | Change::Mounts(_) => everybody |= bit,
+                Change::Workers(_) => everybody |= bit,
+                // Nor does whoever changed something know from its result what that made of a mount.
+                Change::Mounts(_) => {
+                    everybody |= bit;
+                    own |= bit;
+                }
             }
             state.seq = state.seq.max(*seq);
             events.push(event(*seq, payload(change)));
