@@ -111,12 +111,11 @@ impl Persistence {
     /// Begins to work on an inode if it is due. Of those that make way for clients few are under way at a time; one of
     /// a pass waits for its turn, and the rest is passed over, so that nothing that somebody waits for comes behind it.
     async fn start_if_due(self: &Arc<Self>, due: DueIntent, pass: &mut Pass) {
-        let is_overdue = self.is_overdue(due.intent.first_ns);
-        let is_free = due.priority != Priority::Normal || is_overdue;
-        if !is_free && !self.is_due(&due) {
+        let comes_first = due.priority != Priority::Normal || self.is_overdue(due.intent.first_ns);
+        if !comes_first && !self.is_due(&due) {
             return;
         }
-        let makes_way = !is_free && self.yields_to_clients();
+        let makes_way = !comes_first && self.yields_to_clients();
         if makes_way && pass.is_full {
             return;
         }
@@ -134,9 +133,15 @@ impl Persistence {
         pass.is_busy = true;
     }
 
-    /// What is needed to work on something while clients come first, if it is to be had soon.
+    /// What is needed to work on something while clients come first, if it is to be had soon; at once, if somebody
+    /// waits for what may come behind it.
     async fn busy_permit(&self) -> Option<OwnedSemaphorePermit> {
-        tokio::time::timeout(PAUSES.1, self.busy_permits.clone().acquire_owned()).await.ok()?.ok()
+        let permits = self.busy_permits.clone();
+        let is_awaited = !self.expedited.list.lock().is_empty();
+        if is_awaited {
+            return permits.try_acquire_owned().ok();
+        }
+        tokio::time::timeout(PAUSES.1, permits.acquire_owned()).await.ok()?.ok()
     }
 
     /// Whether what nobody waits for has been at rest for long enough.

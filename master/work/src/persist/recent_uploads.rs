@@ -15,18 +15,18 @@ const REMEMBERED: usize = 100_000;
 pub(super) struct RecentUploads {
     /// After the first upload, and at most.
     pauses: (Duration, Duration),
-    generations: Mutex<Generations>,
+    generations: Mutex<UploadGenerations>,
 }
 
 /// Two generations of what is remembered: the older one goes as a whole.
-struct Generations {
+struct UploadGenerations {
     begun: Instant,
-    young: HashMap<u64, Upload>,
-    old: HashMap<u64, Upload>,
+    young: HashMap<u64, RecentUpload>,
+    old: HashMap<u64, RecentUpload>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Upload {
+struct RecentUpload {
     at: Instant,
     /// How long the inode is left alone.
     pause: Duration,
@@ -35,7 +35,7 @@ struct Upload {
 impl RecentUploads {
     /// With the pause after a first upload, and the longest one.
     pub(super) fn new(first: Duration, longest: Duration) -> Self {
-        let generations = Generations { begun: Instant::now(), young: HashMap::new(), old: HashMap::new() };
+        let generations = UploadGenerations { begun: Instant::now(), young: HashMap::new(), old: HashMap::new() };
         Self { pauses: (first, longest), generations: Mutex::new(generations) }
     }
 
@@ -56,7 +56,7 @@ impl RecentUploads {
 
     fn add_at(&self, inode: u64, now: Instant) {
         let mut generations = self.generations.lock();
-        let since = |upload: &Upload| now.saturating_duration_since(upload.at);
+        let since = |upload: &RecentUpload| now.saturating_duration_since(upload.at);
         let before = generations.get(inode).filter(|upload| since(upload) < self.memory());
         let (first, longest) = self.pauses;
         let pause = before.map_or(first, |upload| (upload.pause * 2).min(longest));
@@ -64,7 +64,7 @@ impl RecentUploads {
             generations.old = std::mem::take(&mut generations.young);
             generations.begun = now;
         }
-        generations.young.insert(inode, Upload { at: now, pause });
+        generations.young.insert(inode, RecentUpload { at: now, pause });
     }
 
     fn is_recent_at(&self, inode: u64, now: Instant) -> bool {
@@ -73,8 +73,8 @@ impl RecentUploads {
     }
 }
 
-impl Generations {
-    fn get(&self, inode: u64) -> Option<Upload> {
+impl UploadGenerations {
+    fn get(&self, inode: u64) -> Option<RecentUpload> {
         self.young.get(&inode).or_else(|| self.old.get(&inode)).copied()
     }
 }
