@@ -158,17 +158,16 @@ impl Uploads {
         {
             return Ok(etag);
         }
-        let source = Source::open(self, ufs, plan, blocks).await?;
+        let source = Source::find(self, ufs, plan, blocks)?;
         if plan.length <= PART_BYTES {
-            source.sync().await?;
             self.make_way(plan, plan.length).await;
-            let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
-            source.check_untouched().await?;
+            let (bytes, _memory) = self.read_whole(source, plan.length).await?;
             Failpoint::UploadRead.pass();
             let put = ufs.put(&plan.key, &bytes, &plan.metadata, plan.replaces()).await;
             Failpoint::UploadPut.pass();
             return put.map_err(stopped);
         }
+        let source = source.settled().await?;
         let upload = self.begin_upload(ufs, plan).await?;
         let (etags, ()) = try_join(self.send_parts(&upload.parts, &source, plan), source.sync()).await?;
         source.check_untouched().await?;
@@ -225,9 +224,27 @@ impl Uploads {
         }
     }
 
+    /// All bytes of a small file in one version, which the disks have.
+    async fn read_whole(&self, source: Source<'_>, length: u64) -> Result<(Bytes, Share), Refusal> {
+        let memory = self.room(length).await?;
+        if let Some(bytes) = source.take_at_once(length).await? {
+            return Ok((bytes, memory));
+        }
+        let source = source.settled().await?;
+        source.sync().await?;
+        let bytes = source.read(0, length).await?;
+        source.check_untouched().await?;
+        Ok((bytes, memory))
+    }
+
+    /// Memory for so many bytes.
+    async fn room(&self, bytes: u64) -> Result<Share, Refusal> {
+        Ok(self.parts.memory.clone().take(usize::try_from(bytes).unwrap_or(usize::MAX)).await?)
+    }
+
     /// Bytes of the file, as soon as there is memory for them.
     async fn read(&self, source: &Source<'_>, start: u64, length: u64) -> Result<(Bytes, Share), Refusal> {
-        let memory = self.parts.memory.clone().take(usize::try_from(length).unwrap_or(usize::MAX)).await?;
+        let memory = self.room(length).await?;
         Ok((source.read(start, length).await?, memory))
     }
 }
