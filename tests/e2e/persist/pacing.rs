@@ -40,7 +40,7 @@ fn closed_files_arrive_while_the_job_that_makes_them_goes_on() {
     });
     // Those that nobody waits for, and that are not overdue.
     eventually("closed files are written while others are made", PATIENCE, || {
-        (gauge(&cluster, "cavern_master_persist_busy_uploads").is_some_and(|files| files >= 20)).then_some(())
+        gauge(&cluster, "cavern_master_persist_busy_uploads").filter(|files| *files >= 20)
     });
     eventually("they are in the bucket", PATIENCE, || (cluster.s3.requests("PUT") >= 20).then_some(()));
     assert!(!writer.is_finished());
