@@ -267,6 +267,39 @@ class Bench:
                     figures[look][name].append(longest * 1000)
         return figures, {}
 
+    def arrive(self):
+        """From the first write until the bucket has it, which nobody hurries; rclone copies it from the local disk."""
+        need("rclone", "rclone")
+        baseline, data = "local disk, then `rclone copy`", os.urandom(50_000)
+        files, pieces = self.scaled(4_000), self.scaled(1024)
+        small = Row("arrive", f"{files:,} files of 50 KB written and in the bucket", "s")
+        large = Row("arrive", f"{pieces:,} MiB in one file written and in the bucket", "s")
+        works = {small: lambda directory: ingest_into(directory, files, data),
+                 large: lambda directory: together(1, write_stream, directory, pieces, MIB)}
+        figures = {row: {baseline: [], OURS: []} for row in works}
+        with Cluster(self.directory / "arrive") as cluster:
+            for number in range(self.repetitions):
+                for row, write in works.items():
+                    name = f"{'small' if row is small else 'large'}{number}"
+                    local, mounted = self.local / name, cluster.mount / "one" / name
+                    for directory in (local, mounted):
+                        directory.mkdir()
+                    cluster.settle()
+                    begun = time.monotonic()
+                    write(mounted)
+                    while any(json.loads(cluster.cv("persist", "status", "/one", "--json"))[left]
+                              for left in ("files", "deletions")):
+                        time.sleep(0.1)
+                    # Were anything still on its way to the master, it would be waited for.
+                    cluster.cv("persist", "wait", "/one")
+                    figures[row][OURS].append(time.monotonic() - begun)
+                    begun = time.monotonic()
+                    write(local)
+                    copy_with_rclone(cluster.s3, local, name)
+                    figures[row][baseline].append(time.monotonic() - begun)
+                    shutil.rmtree(local)
+        return figures, {}
+
     def drain(self):
         """The bucket takes what was written to the mount; rclone writes the same files to another prefix."""
         need("rclone", "rclone")
@@ -277,12 +310,6 @@ class Bench:
         ingest_into(source, self.files, data)
         # Nothing drains before all is written.
         with Cluster(self.directory / "drain", '[master]\npersist_delay = "1h"\n') as cluster:
-            s3 = cluster.s3
-            environment = dict(os.environ, RCLONE_CONFIG_S_TYPE="s3", RCLONE_CONFIG_S_PROVIDER="Other",
-                               RCLONE_CONFIG_S_ENDPOINT=s3["endpoint"], RCLONE_CONFIG_S_REGION="us-east-1",
-                               RCLONE_CONFIG_S_ACCESS_KEY_ID=s3["access_key"],
-                               RCLONE_CONFIG_S_SECRET_ACCESS_KEY=s3["secret_key"], RCLONE_CONFIG=os.devnull)
-            environment.pop("AWS_CA_BUNDLE", None)
             for number in range(self.repetitions):
                 cluster.settle()
                 ingest_into(cluster.mount / "one" / f"drain{number}", self.files, data)
@@ -290,11 +317,20 @@ class Bench:
                 cluster.cv("export", "/one", "--watch")
                 figures[row][OURS].append(self.files / (time.monotonic() - begun))
                 begun = time.monotonic()
-                run("rclone", "copy", source, f"S:bench/rclone{number}", "--transfers", 64, "--checkers", 64,
-                    "--s3-no-check-bucket", "--no-check-dest", env=environment)
+                copy_with_rclone(cluster.s3, source, f"drain{number}")
                 figures[row][baseline].append(self.files / (time.monotonic() - begun))
         shutil.rmtree(source)
         return figures, {}
+
+
+def copy_with_rclone(s3, source, name):
+    environment = dict(os.environ, RCLONE_CONFIG_S_TYPE="s3", RCLONE_CONFIG_S_PROVIDER="Other",
+                       RCLONE_CONFIG_S_ENDPOINT=s3["endpoint"], RCLONE_CONFIG_S_REGION="us-east-1",
+                       RCLONE_CONFIG_S_ACCESS_KEY_ID=s3["access_key"],
+                       RCLONE_CONFIG_S_SECRET_ACCESS_KEY=s3["secret_key"], RCLONE_CONFIG=os.devnull)
+    environment.pop("AWS_CA_BUNDLE", None)
+    run("rclone", "copy", source, f"S:bench/rclone-{name}", "--transfers", 64, "--checkers", 64,
+        "--s3-no-check-bucket", "--no-check-dest", env=environment)
 
 
 def write_tree(top, files, content):
@@ -359,7 +395,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a tenth of the sizes: the figures say little")
     options = parser.parse_args()
     bench = Bench(options.dir.resolve(), options.repetitions, options.quick)
-    of_turns, others = groups(bench), {"network": bench.network, "turns": bench.turns, "drain": bench.drain}
+    of_turns = groups(bench)
+    others = {"network": bench.network, "turns": bench.turns, "drain": bench.drain, "arrive": bench.arrive}
     names = [row.name for group in of_turns for row in group.rows] + list(others)
     wanted = set(options.rows.split(",") if options.rows else names)
     if wanted - set(names):

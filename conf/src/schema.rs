@@ -187,11 +187,14 @@ section! {
         index_memory: ByteSize = ByteSize::mib(128), at_least(ByteSize::mib(8));
         /// Blocks of all loads together in flight at most.
         load_concurrency: usize = 32, count;
-        /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket;
-        /// up to ten times as long while clients make many changes.
+        /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket
+        /// while somebody has it open or it is empty, and one that was just written there; a tenth of it when it is
+        /// closed.
         persist_delay: Interval = Interval::millis(5000), at_most_ten_years;
-        /// Objects written to and deleted from buckets at a time.
+        /// Objects written to and deleted from buckets at a time,
         persist_concurrency: usize = 64, count;
+        /// and files that nobody waits for, while clients make many changes.
+        persist_busy_concurrency: usize = 4, count;
         /// A worker that has been lost for this long is replaced: what it had of fs-mode files is copied from where
         /// else it is.
         repair_after: Interval = Interval::millis(60_000), at_most_ten_years;
@@ -246,6 +249,8 @@ section! {
         fill_size_max: ByteSize = ByteSize::mib(8), at_least(CHUNK);
         /// Checksums verified in the background, per second; "0B" switches the scrubber off.
         scrub_rate: ByteSize = ByteSize::mib(10);
+        /// What is written to buckets in a second of files that nobody waits for, while clients are served.
+        background_upload_rate: ByteSize = ByteSize::mib(128), at_least(ByteSize::mib(1));
         /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
         orphan_block_grace: Interval = Interval::millis(3_600_000), lasting(SHORTEST_ORPHAN_GRACE, "1h");
         /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has

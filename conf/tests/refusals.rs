@@ -154,6 +154,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[worker]\nmount_cache_share = 101\n", 2, "worker.mount_cache_share", &["from 1 to 100"]),
     ("[worker]\nlow_watermark = nan\n", 2, "worker.low_watermark", &["above 0"]),
     ("[worker]\nfill_concurrency = 0\n", 2, "worker.fill_concurrency", &["from 1 to"]),
+    ("[worker]\nbackground_upload_rate = \"0B\"\n", 2, "worker.background_upload_rate", &["at least \"1MiB\""]),
     ("[worker]\nfill_size_max = \"64KiB\"\n", 2, "worker.fill_size_max", &["at least \"128KiB\""]),
     ("[ufs]\nconcurrency = 0\n", 2, "ufs.concurrency", &["from 1 to"]),
     ("[ufs]\nio_timeout = \"0s\"\n", 2, "ufs.io_timeout", &["more than zero"]),

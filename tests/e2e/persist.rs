@@ -1,6 +1,7 @@
 //! The bucket of an fs-mode mount follows the namespace: key by key, through everything that fails meanwhile.
 
 mod lost;
+mod pacing;
 mod tree_stores;
 mod writer;
 

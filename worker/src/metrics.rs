@@ -44,6 +44,10 @@ cavern_conf::metrics! {
             "worker_persist_failures",
             "Objects of fs-mode files that could not be written, or not at this time"
         );
+        pub persist_waits: Counter = counter(
+            "worker_persist_waits",
+            "Pieces of objects of fs-mode files that waited before they were sent, since clients were served"
+        );
         /// Blocks of fs-mode files copied from other workers.
         pub copied_blocks: Counter =
             counter("worker_copied_blocks", "Blocks of fs-mode files copied from other workers");

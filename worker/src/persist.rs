@@ -5,7 +5,7 @@
 //! first byte is read and after the last; the object is made only if none has been touched in between. What the bucket
 //! gets the disk has: a loss of power would leave the file with other bytes otherwise. A small object
 //! is read, checked and sent in one request. The parts of a large one are read and sent several at a time, within the
-//! memory budget, and the check comes before the parts become an object.
+//! memory budget, while the disk gets what it has not; the check comes before the parts become an object.
 //!
 //! [`copy`] reads a block of another worker in the same way, to have it here.
 //!
@@ -13,10 +13,13 @@
 //!
 //! Whoever asks, an object is written within the prefix of an fs-mode mount, and of nothing that lies elsewhere.
 //!
+//! What nobody waits for makes way for clients ([`pacing`]).
+//!
 //! What is given up (the asker is gone, the deadline is over, a part failed, the file changed) is aborted at the store
 //! too.
 
 mod copy;
+mod pacing;
 mod peers;
 mod plan;
 mod source;
@@ -28,11 +31,14 @@ use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_net::WorkerPool;
 use cavern_proto::data::{PersistReply, PersistRequest, Status};
+use cavern_proto::frame::FrameKind;
 use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Precondition, Ufs, UfsError};
+use futures::future::try_join;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio_util::task::TaskTracker;
 
 use self::copy::BlockCopies;
+pub use self::pacing::UploadPacing;
 use self::peers::Peers;
 use self::plan::{Content, Plan};
 use self::source::Source;
@@ -54,6 +60,7 @@ pub struct Uploads {
     /// Uploads that are being given up.
     tasks: TaskTracker,
     copies: BlockCopies,
+    pacing: UploadPacing,
 }
 
 /// Why an object was not written.
@@ -81,9 +88,14 @@ fn stopped(error: UfsError) -> UploadError {
 
 impl Uploads {
     /// With the way to the other workers.
-    pub fn new(parts: WorkerParts, pool: Arc<WorkerPool>) -> Self {
+    pub fn new(parts: WorkerParts, pool: Arc<WorkerPool>, pacing: UploadPacing) -> Self {
         let peers = Peers::new(pool, parts.clone());
-        Self { parts, peers, tasks: TaskTracker::new(), copies: BlockCopies::default() }
+        Self { parts, peers, tasks: TaskTracker::new(), copies: BlockCopies::default(), pacing }
+    }
+
+    /// A frame has arrived: whoever is served comes first.
+    pub fn note(&self, kind: FrameKind) {
+        self.pacing.note(kind);
     }
 
     /// Writes an object, within the request's deadline.
@@ -146,18 +158,18 @@ impl Uploads {
         {
             return Ok(etag);
         }
-        let source = Source::open(self, ufs, plan, blocks).await?;
-        source.sync().await?;
+        let source = Source::find(self, ufs, plan, blocks)?;
         if plan.length <= PART_BYTES {
-            let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
-            source.check_untouched().await?;
+            self.make_way(plan, plan.length).await;
+            let (bytes, _memory) = self.read_whole(source, plan.length).await?;
             Failpoint::UploadRead.pass();
             let put = ufs.put(&plan.key, &bytes, &plan.metadata, plan.replaces()).await;
             Failpoint::UploadPut.pass();
             return put.map_err(stopped);
         }
+        let source = source.settled().await?;
         let upload = self.begin_upload(ufs, plan).await?;
-        let etags = self.send_parts(&upload.parts, &source, plan.length).await?;
+        let (etags, ()) = try_join(self.send_parts(&upload.parts, &source, plan), source.sync()).await?;
         source.check_untouched().await?;
         upload.complete(&etags, plan).await
     }
@@ -188,11 +200,13 @@ impl Uploads {
         &self,
         upload: &MultipartUpload,
         source: &Source<'_>,
-        length: u64,
+        plan: &Plan,
     ) -> Result<Vec<String>, Refusal> {
-        let part = part_bytes(length);
+        let (length, part) = (plan.length, part_bytes(plan.length));
         let send = async |(number, start): (u32, u64)| {
-            let (bytes, _memory) = self.read(source, start, part.min(length - start)).await?;
+            let bytes = part.min(length - start);
+            self.make_way(plan, bytes).await;
+            let (bytes, _memory) = self.read(source, start, bytes).await?;
             let sent = upload.part(number, &bytes).await;
             Failpoint::UploadPartSent.pass();
             sent.map_err(Refusal::from)
@@ -201,9 +215,36 @@ impl Uploads {
         stream::iter((1..).zip(starts)).map(send).buffered(PARTS_AT_A_TIME).try_collect().await
     }
 
+    /// Waits for its turn to send so many bytes, if nobody waits for them.
+    async fn make_way(&self, plan: &Plan, bytes: u64) {
+        let wait = if plan.is_background { self.pacing.take(bytes) } else { Duration::ZERO };
+        if !wait.is_zero() {
+            self.parts.metrics.persist_waits.inc();
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// All bytes of a small file in one version, which the disks have.
+    async fn read_whole(&self, source: Source<'_>, length: u64) -> Result<(Bytes, Share), Refusal> {
+        let memory = self.room(length).await?;
+        if let Some(bytes) = source.take_at_once(length).await? {
+            return Ok((bytes, memory));
+        }
+        let source = source.settled().await?;
+        source.sync().await?;
+        let bytes = source.read(0, length).await?;
+        source.check_untouched().await?;
+        Ok((bytes, memory))
+    }
+
+    /// Memory for so many bytes.
+    async fn room(&self, bytes: u64) -> Result<Share, Refusal> {
+        Ok(self.parts.memory.clone().take(usize::try_from(bytes).unwrap_or(usize::MAX)).await?)
+    }
+
     /// Bytes of the file, as soon as there is memory for them.
     async fn read(&self, source: &Source<'_>, start: u64, length: u64) -> Result<(Bytes, Share), Refusal> {
-        let memory = self.parts.memory.clone().take(usize::try_from(length).unwrap_or(usize::MAX)).await?;
+        let memory = self.room(length).await?;
         Ok((source.read(start, length).await?, memory))
     }
 }

@@ -11,6 +11,7 @@ mod fsck;
 mod loads;
 mod lost;
 mod origins;
+mod pacing;
 mod random;
 
 use std::sync::atomic::Ordering;
@@ -20,7 +21,6 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, RenameName, SetXattr, WorkerState};
 use cavern_work::mounts::changes::DetachPolicy;
-use tokio::time::Instant;
 
 use self::bench::Fixture;
 use super::harness::{eventually, name};
@@ -69,35 +69,6 @@ async fn a_file_that_changes_all_the_time_is_written_now_and_then() {
     let writes = bench.fake.written.lock().iter().filter(|key| *key == "top/f").count();
     assert!((2..60).contains(&writes), "{writes} writes of 200 changes");
     bench.check_file(file).await;
-    bench.end().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn while_clients_make_many_changes_the_bucket_waits_but_not_for_ever_nor_where_room_is_lacking() {
-    let delay = Duration::from_millis(50);
-    let mut bench = Fixture::start(&[], delay).await;
-    let persistence = bench.master().services().persistence.clone();
-    let changes = tokio::spawn(async move {
-        loop {
-            persistence.clients_changed(1000);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    });
-    eventually(|| async { bench.master().services().persistence.yields_to_clients() }).await;
-    let begun = Instant::now();
-    let file = bench.create(bench.root, "f", Kind::File).await;
-    bench.commit(file, 0, 0, vec![1]).await;
-    bench.settled().await;
-    assert!(begun.elapsed() >= delay * 10, "written after {:?}", begun.elapsed());
-    let begun = Instant::now();
-    bench.remove(bench.root, "f", false).await;
-    bench.settled().await;
-    assert!(begun.elapsed() >= delay * 10, "deleted after {:?}", begun.elapsed());
-    assert!(bench.bucket.keys().is_empty());
-
-    *bench.fake.disk.lock() = (100, 90);
-    eventually(|| async { !bench.master().services().persistence.yields_to_clients() }).await;
-    changes.abort();
     bench.end().await;
 }
 

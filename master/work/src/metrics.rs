@@ -28,6 +28,10 @@ cavern_conf::metrics! {
     PersistMetrics {
         pub uploads: Counter = counter("master_persist_uploads", "Objects of fs-mode files written to buckets");
         pub upload_bytes: Counter = counter("master_persist_upload_bytes", "Bytes of these objects");
+        pub busy_uploads: Counter = counter(
+            "master_persist_busy_uploads",
+            "Files whose writing to buckets was begun while clients made many changes, though nobody waited for them"
+        );
         pub deletions: Counter = counter("master_persist_deletions", "Objects of fs-mode files deleted from buckets");
         pub failures: Counter = counter("master_persist_failures", "Attempts at writing or deleting that failed");
         pub freed_blocks: Counter =

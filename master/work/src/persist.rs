@@ -1,11 +1,12 @@
 //! Persistence of fs-mode mounts: the leader compares what their buckets are to have with what they have, and has
 //! workers carry out the difference. None of it is on the path of a command; all that it decides goes through the log.
 //!
-//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that has just changed is left alone
-//!   for `master.persist_delay`, since it will change again, but for [`PATIENCE`] times that at most; and so are all
-//!   files while clients make many changes ([`client_load`](self::client_load)), unless workers run out of room. An
-//!   object that is new under its key is noted before it is written; what was written is confirmed by the number of the
-//!   change.
+//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that is closed is written at once,
+//!   one that is open or empty is left alone for `master.persist_delay`, since it will change again, and so is one that
+//!   was written a moment ago, longer each time ([`recent_uploads`](self::recent_uploads)); for [`PATIENCE`] times that
+//!   at most. While clients make many changes ([`client_load`](self::client_load)) few are written at a time, unless
+//!   workers run out of room. An object that is new under its key is noted before it is written; what was written is
+//!   confirmed by the number of the change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
 //!   only when the object under the new key has been confirmed.
 //! - [`key_conflicts`](self::key_conflicts): stores where of the keys `a` and `a/b` there can be one only. There the
@@ -38,6 +39,7 @@ pub mod metadata;
 mod object_tag;
 mod origins;
 pub mod plan;
+mod recent_uploads;
 pub mod refresh;
 mod retry_tracker;
 mod scope;
@@ -58,6 +60,7 @@ pub use self::backlog::Backlog;
 use self::backlog::Throughput;
 use self::client_load::ClientLoad;
 use self::expedited_scopes::ExpeditedScopes;
+use self::recent_uploads::RecentUploads;
 use self::retry_tracker::RetryTracker;
 pub use self::scope::Scope;
 use crate::background::TaskGroup;
@@ -69,6 +72,9 @@ use crate::workers::calls::ObjectWriter;
 /// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many
 /// delays old.
 const PATIENCE: u32 = 10;
+/// A closed file that has not changed for this part of the delay is at rest: names are given, attributes set and other
+/// names linked right after a close.
+const REST_PART: u32 = 10;
 /// Records read at a time.
 const PAGE: usize = 500;
 /// Bounds of the pause after a look at all records.
@@ -85,10 +91,13 @@ pub struct Persistence {
     proposer: Proposer,
     writer: Arc<dyn ObjectWriter>,
     cluster_id: Arc<str>,
-    /// How long a changed file is left alone.
+    /// How long a changed file is left alone that is open or empty, and one that has just been written.
     delay: Duration,
     /// Objects written and deleted at a time.
     permits: Arc<Semaphore>,
+    /// Of these, those that nobody waits for and that are begun while clients make many changes.
+    busy_permits: Arc<Semaphore>,
+    recent: RecentUploads,
     retries: RetryTracker,
     expedited: ExpeditedScopes,
     demand: ClientLoad,
@@ -110,13 +119,17 @@ impl Persistence {
         conf: &schema::Master,
         metrics: PersistMetrics,
     ) -> Arc<Self> {
+        let delay = conf.persist_delay.get();
+        let permits = |count: usize| Arc::new(Semaphore::new(count.clamp(1, Semaphore::MAX_PERMITS)));
         Arc::new(Self {
             lookups,
             proposer,
             writer,
             cluster_id,
-            delay: conf.persist_delay.get(),
-            permits: Arc::new(Semaphore::new(conf.persist_concurrency.clamp(1, Semaphore::MAX_PERMITS))),
+            delay,
+            permits: permits(conf.persist_concurrency),
+            busy_permits: permits(conf.persist_busy_concurrency),
+            recent: RecentUploads::new(delay, delay * PATIENCE),
             retries: RetryTracker::default(),
             expedited: ExpeditedScopes::default(),
             demand: ClientLoad::default(),
@@ -147,7 +160,7 @@ impl Persistence {
         self.demand.add(changes);
     }
 
-    /// Whether what nobody waits for is to wait, for a time.
+    /// Whether what nobody waits for makes way: files are written few at a time, and nothing is deleted.
     pub fn yields_to_clients(&self) -> bool {
         self.demand.is_high() && !self.lacks_room.load(Ordering::Relaxed)
     }

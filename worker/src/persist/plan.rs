@@ -33,6 +33,8 @@ pub(super) struct Plan {
     pub origin: Option<Origin>,
     /// An object with the same content.
     pub same: Option<ObjectMeta>,
+    /// Nobody waits for it.
+    pub is_background: bool,
 }
 
 /// The first bytes of an object of the same bucket, in one version.
@@ -81,7 +83,7 @@ impl Plan {
         } else {
             return bad("an object with blocks and with bytes of its own, or of another length than these".to_owned());
         };
-        let PersistRequest { mount_id, key, length, block_size, replaces, .. } = request;
+        let PersistRequest { mount_id, key, length, block_size, replaces, background: is_background, .. } = request;
         let origin =
             Origin { key: request.origin_key, etag: request.origin_etag, bytes: request.origin_bytes.min(length) };
         if origin.key.len() > MAX_KEY_BYTES || origin.key.is_empty() && origin.bytes > 0 {
@@ -93,7 +95,7 @@ impl Plan {
         }
         let same = ObjectMeta { key: request.same_key, size: length, etag: request.same_etag, ..ObjectMeta::default() };
         let same = Some(same).filter(|same| !same.key.is_empty());
-        Ok(Self { mount_id, key, length, metadata, content, block_size, replaces, origin, same })
+        Ok(Self { mount_id, key, length, metadata, content, block_size, replaces, origin, same, is_background })
     }
 
     /// Whether all that it writes and copies lies under the prefix of its mount.

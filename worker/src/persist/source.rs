@@ -72,8 +72,8 @@ impl From<Refusal> for LookError {
 
 impl<'a> Source<'a> {
     /// Finds every block: here, or at the first of its workers that has it. One that is here but whose replica here was
-    /// given up is not what the file has.
-    pub(super) async fn open(
+    /// given up is not what the file has. Whether they are at rest is not known yet.
+    pub(super) fn find(
         uploads: &'a Uploads,
         ufs: &'a Ufs,
         plan: &'a Plan,
@@ -93,7 +93,7 @@ impl<'a> Source<'a> {
             blocks.insert(block.block.index, (block, place));
         }
         let object = plan.origin.as_ref().map(|origin| (ufs, origin));
-        Self { uploads, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
+        Ok(Self { uploads, block_size: plan.block_size, blocks, stamps: Vec::new(), object })
     }
 
     /// Blocks as the first of their workers that has them does, whatever is here; what no block has is zeros.
@@ -110,8 +110,34 @@ impl<'a> Source<'a> {
         Self { uploads, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
     }
 
+    /// All bytes of a file of one block that is here and at rest, which are on its disk then: by one turn of a thread
+    /// that may wait for that, since changing threads is much of what a small file costs. `None` for any other file.
+    pub(super) async fn take_at_once(&self, length: u64) -> Result<Option<Bytes>, Refusal> {
+        let mut blocks = self.blocks.iter();
+        let (Some((0, (_, BlockLocation::Local(target)))), None) = (blocks.next(), blocks.next()) else {
+            return Ok(None);
+        };
+        let Ok(capacity) = usize::try_from(length) else { return Ok(None) };
+        if self.object.is_some() || length > self.block_size {
+            return Ok(None);
+        }
+        let (data, here) = (self.uploads.parts.stores.data.clone(), [(0u32, *target)]);
+        let take = move || -> Result<Option<Bytes>, StoreError> {
+            let found = look_here(&data, &here)?;
+            if !found.iter().all(|(_, stamp)| is_settled(stamp)) {
+                return Ok(None);
+            }
+            let [(_, target)] = &here;
+            data.sync(std::slice::from_ref(target))?;
+            let mut bytes = BytesMut::zeroed(capacity);
+            data.read(target, 0, &mut bytes)?;
+            Ok((look_here(&data, &here)? == found).then(|| bytes.freeze()))
+        };
+        blocking(READING, take).await
+    }
+
     /// Waits until the blocks are at rest.
-    async fn settled(mut self) -> Result<Self, Refusal> {
+    pub(super) async fn settled(mut self) -> Result<Self, Refusal> {
         let mut rounds = 0;
         while rounds < ROUNDS {
             self.stamps = match self.look().await {

@@ -36,7 +36,7 @@ use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
 use crate::orphan_blocks::OrphanCollector;
 use crate::parts::WorkerParts;
-use crate::persist::Uploads;
+use crate::persist::{UploadPacing, Uploads};
 use crate::request_error::{Refusal, on_disk};
 use crate::reserved::ReservedBlocks;
 use crate::store::{Block, CachedBlock, ReadError, ReadWait, Stores, Touch};
@@ -170,9 +170,10 @@ pub(super) fn deadline_of(deadline_ms: u32) -> Duration {
 impl Service {
     /// Requests that wait have a quarter as much memory as there is for buffers.
     pub fn new(parts: WorkerParts, conf: &schema::Worker, pool: Arc<WorkerPool>) -> Self {
+        let pacing = UploadPacing::new(conf.background_upload_rate.bytes());
         Self {
             fills: Arc::new(Fills::new(parts.clone(), conf)),
-            uploads: Arc::new(Uploads::new(parts.clone(), pool)),
+            uploads: Arc::new(Uploads::new(parts.clone(), pool, pacing)),
             reserved: Arc::new(ReservedBlocks::new(parts.clone(), conf)),
             requests: Budget::new(kib_for_requests(parts.memory.kib)),
             spares: Arc::new(Semaphore::new(SPARES_KIB)),

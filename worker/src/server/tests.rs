@@ -109,7 +109,8 @@ impl Fixture {
         let stop = CancellationToken::new();
         let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
         let memory = parts.memory.all.clone();
-        let conf = schema::Worker { fill_concurrency: 16, ..schema::Worker::default() };
+        let background_upload_rate = ByteSize::mib(8);
+        let conf = schema::Worker { fill_concurrency: 16, background_upload_rate, ..schema::Worker::default() };
         let service = Arc::new(Service::new(parts, &conf, pool.clone()));
         let uploads = service.uploads.clone();
         let tenants = super::tenants(&schema::Worker::default(), 64 << 10, 64);

@@ -58,6 +58,9 @@ pub struct Fake {
     pub arrives_within: Arc<AtomicU64>,
     /// Held while a test lets nothing be filled.
     pub fills: Arc<tokio::sync::RwLock<()>>,
+    /// Held while a test lets nothing be written, and how many requests to write there are.
+    pub writes: Arc<tokio::sync::RwLock<()>>,
+    pub under_way: Arc<AtomicU32>,
 }
 
 impl Fake {
@@ -78,6 +81,8 @@ impl Fake {
             filled: Arc::default(),
             arrives_within: Arc::default(),
             fills: Arc::default(),
+            writes: Arc::default(),
+            under_way: Arc::default(),
             lost: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
         }
@@ -240,7 +245,14 @@ impl ObjectWriter for Fake {
     }
 
     fn persist(&self, _: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
-        Box::pin(self.write(request))
+        Box::pin(async move {
+            self.under_way.fetch_add(1, Ordering::AcqRel);
+            let turn = self.writes.read().await;
+            let reply = self.write(request).await;
+            drop(turn);
+            self.under_way.fetch_sub(1, Ordering::AcqRel);
+            reply
+        })
     }
 
     fn arrives_within(&self) -> Duration {

@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use cavern_proto::record::IntentRecord;
 use cavern_state::{PendingDeletion, Tables};
 use tokio::time::Instant;
 
 use super::backlog::{Backlog, ChangeRange};
 use super::expedited_scopes::ExpeditedScope;
+use super::intents::{self, DueIntent};
 use super::retry_tracker::Priority;
 use super::scope::{Scope, ScopeFilter};
 use super::{PAGE, Persistence};
@@ -62,17 +62,19 @@ impl Persistence {
     }
 
     /// The intents that follow, and how soon each is to be worked off.
-    pub(super) async fn prioritized_intents(
-        &self,
-        after: u64,
-    ) -> Result<Vec<(u64, IntentRecord, Priority)>, WorkError> {
-        let expedited = self.expedited.list.lock().clone();
+    pub(super) async fn prioritized_intents(&self, after: u64) -> Result<Vec<DueIntent>, WorkError> {
+        let (expedited, rest) = (self.expedited.list.lock().clone(), self.rest_of_closed());
+        let (delay, reader) = (self.delay, self.lookups.reader.clone());
         let read = self.lookups.reader.read(move |tables| {
             let mut paces = Priorities::new(&expedited);
             let intents = tables.intents(after, PAGE)?.into_iter();
             let paced = intents.map(|(inode, intent)| {
-                let pace = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
-                Ok((inode, intent, pace))
+                let priority = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
+                // Of those that have just changed, and of those that have not for long, it does not count.
+                let age = intents::age(reader.clock(), intent.changed_ns);
+                let is_asked = priority == Priority::Normal && age >= rest && age < delay;
+                let is_unfinished = is_asked && intents::is_unfinished(tables, inode)?;
+                Ok(DueIntent { inode, intent, priority, is_unfinished })
             });
             paced.collect()
         });

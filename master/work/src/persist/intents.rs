@@ -1,20 +1,26 @@
 //! Works intents off: one inode at a time, many inodes at once.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
+use cavern_consensus::Clock;
 use cavern_proto::ContentId;
 use cavern_proto::data::Status;
+use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{BeginObjects, DeletionRecord, IntentRecord, Persisted, PersistedObject, PropagateIntent};
+use cavern_proto::record::{
+    BeginObjects, DeletionRecord, InodeRecord, IntentRecord, Persisted, PersistedObject, PropagateIntent,
+};
+use cavern_state::Tables;
 use cavern_state::outcome::Beginning;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::plan::{self, Portion, Step, Work, Write};
 use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
-use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
+use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED, REST_PART};
 use crate::background::Next;
 use crate::error::WorkError;
 use crate::mounts::OpenMount;
@@ -25,6 +31,36 @@ pub const PROPAGATED_MAX: u32 = 500;
 const ROUNDS: usize = 4;
 /// While somebody waits, a file that is being written to is looked at again after so long.
 const CHANGING_PAUSE: Duration = Duration::from_secs(1);
+
+/// An intent, and what decides whether it is worked off now.
+pub(super) struct DueIntent {
+    pub inode: u64,
+    pub intent: IntentRecord,
+    pub priority: Priority,
+    /// It is a file that will probably change again: see [`is_unfinished`]. Known of those that may be due otherwise.
+    pub is_unfinished: bool,
+}
+
+/// Whether one look at all intents has begun anything, and how much more it may begin.
+#[derive(Default)]
+struct Pass {
+    is_busy: bool,
+    /// As many as may be written while clients make many changes are under way.
+    is_full: bool,
+}
+
+/// What a task may do as long as it has this.
+pub(super) struct UploadPermit {
+    _all: OwnedSemaphorePermit,
+    /// Of one that was begun while clients made many changes.
+    _busy: Option<OwnedSemaphorePermit>,
+}
+
+impl From<OwnedSemaphorePermit> for UploadPermit {
+    fn from(all: OwnedSemaphorePermit) -> Self {
+        Self { _all: all, _busy: None }
+    }
+}
 
 /// How working on an inode ended.
 pub(super) enum PersistOutcome {
@@ -58,34 +94,65 @@ impl Persistence {
 
     /// Begins to work on all inodes that are due.
     pub(super) async fn persist_due(self: &Arc<Self>) -> Result<Next, WorkError> {
-        let (mut reading, mut busy) = (Duration::ZERO, false);
+        let (mut reading, mut pass) = (Duration::ZERO, Pass::default());
         let mut after = 0;
         loop {
             let began = Instant::now();
             let page = self.prioritized_intents(after).await?;
             reading += began.elapsed();
-            let Some((last, _, _)) = page.last() else { return Ok(self.rest(reading, busy)) };
-            after = *last;
-            for (inode, intent, pace) in page {
-                busy |= self.start_if_due(inode, &intent, pace).await;
+            let Some(last) = page.last() else { return Ok(self.rest(reading, pass.is_busy)) };
+            after = last.inode;
+            for due in page {
+                self.start_if_due(due, &mut pass).await;
             }
         }
     }
 
-    /// Begins to work on an inode if it is due; says whether it has.
-    async fn start_if_due(self: &Arc<Self>, inode: u64, intent: &IntentRecord, pace: Priority) -> bool {
-        if pace == Priority::Normal && !self.is_due(intent) {
-            return false;
+    /// Begins to work on an inode if it is due. Of those that make way for clients few are under way at a time; one of
+    /// a pass waits for its turn, and the rest is passed over, so that nothing that somebody waits for comes behind it.
+    async fn start_if_due(self: &Arc<Self>, due: DueIntent, pass: &mut Pass) {
+        let comes_first = due.priority != Priority::Normal || self.is_overdue(due.intent.first_ns);
+        if !comes_first && !self.is_due(&due) {
+            return;
         }
-        let Some(turn) = self.retries.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
-        let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
-        let (persistence, mount_id) = (self.clone(), intent.mount_id);
-        self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, pace, &turn, permit).await });
-        true
+        let makes_way = !comes_first && self.yields_to_clients();
+        if makes_way && pass.is_full {
+            return;
+        }
+        let DueIntent { inode, intent: IntentRecord { mount_id, .. }, priority, .. } = due;
+        let Some(turn) = self.retries.begin(&Item::Inode(inode), mount_id, priority) else { return };
+        let busy = if makes_way { self.busy_permit().await } else { None };
+        if makes_way && busy.is_none() {
+            pass.is_full = true;
+            return;
+        }
+        let Ok(all) = self.permits.clone().acquire_owned().await else { return };
+        self.metrics.busy_uploads.inc_by(u64::from(makes_way));
+        let (persistence, permit) = (self.clone(), UploadPermit { _all: all, _busy: busy });
+        self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, priority, &turn, permit).await });
+        pass.is_busy = true;
     }
 
-    fn is_due(&self, intent: &IntentRecord) -> bool {
-        self.is_overdue(intent.first_ns) || !self.yields_to_clients() && self.is_older(intent.changed_ns, self.delay)
+    /// What is needed to work on something while clients come first, if it is to be had soon; at once, if somebody
+    /// waits for what may come behind it.
+    async fn busy_permit(&self) -> Option<OwnedSemaphorePermit> {
+        let permits = self.busy_permits.clone();
+        let is_awaited = !self.expedited.list.lock().is_empty();
+        if is_awaited {
+            return permits.try_acquire_owned().ok();
+        }
+        tokio::time::timeout(PAUSES.1, permits.acquire_owned()).await.ok()?.ok()
+    }
+
+    /// Whether what nobody waits for has been at rest for long enough.
+    fn is_due(&self, due: &DueIntent) -> bool {
+        let rest = if due.is_unfinished { self.delay } else { self.rest_of_closed() };
+        self.is_older(due.intent.changed_ns, rest) && !self.recent.is_recent(due.inode)
+    }
+
+    /// How long a file that is closed is left alone.
+    pub(super) fn rest_of_closed(&self) -> Duration {
+        self.delay / REST_PART
     }
 
     /// Whether what has been to be done since then waits for nothing any longer.
@@ -108,9 +175,7 @@ impl Persistence {
     }
 
     fn is_older(&self, ns: i64, than: Duration) -> bool {
-        // Of what is from the future, written by a master that did not record its clock, no age is known: it does not
-        // wait.
-        u64::try_from(self.lookups.reader.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
+        age(self.lookups.reader.clock(), ns) >= than
     }
 
     pub(super) async fn process_intent(
@@ -119,7 +184,7 @@ impl Persistence {
         mount_id: u32,
         pace: Priority,
         turn: &WorkPermit,
-        _permit: OwnedSemaphorePermit,
+        _permit: UploadPermit,
     ) {
         loop {
             // Where the log does not take anything at the moment, whatever is begun anew finds things as they are.
@@ -163,7 +228,11 @@ impl Persistence {
                 Ok(PersistOutcome::Again)
             }
             Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
-            Ok(Step::Write(work)) => self.write_objects(&mount, *work).await,
+            Ok(Step::Write(mut work)) => {
+                // A worker that is nearly full must get rid of what it has.
+                work.is_background = pace == Priority::Normal && !self.lacks_room.load(Ordering::Relaxed);
+                self.write_objects(&mount, *work).await
+            }
         }
     }
 
@@ -173,10 +242,14 @@ impl Persistence {
         for extent in &mut work.content.extents {
             extent.workers.sort_by_key(|worker| !placement.is_live(*worker));
         }
+        let writes = !work.writes.is_empty();
         for portion in work.portions() {
             if let Some(end) = self.write_portion(mount, &work, portion).await? {
                 return Ok(end);
             }
+        }
+        if writes {
+            self.recent.add(work.inode);
         }
         Ok(PersistOutcome::Done)
     }
@@ -306,4 +379,18 @@ impl Persistence {
         let chosen = holder.or_else(any);
         chosen.ok_or_else(|| PersistOutcome::Failed(FailureKind::Item, "no worker is live: start one".to_owned()))
     }
+}
+
+/// How long ago something was. Of what is from the future, written by a master that did not record its clock, no age is
+/// known: it does not wait.
+pub(super) fn age(clock: &Clock, ns: i64) -> Duration {
+    u64::try_from(clock.age_ns(ns)).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+/// Whether an inode is a file that will probably change again: somebody has it open to write to it, or it was just made
+/// and nothing has been written to it.
+pub(super) fn is_unfinished(tables: Tables<'_>, inode: u64) -> Result<bool, WorkError> {
+    let is_file = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked;
+    let Some(record) = tables.inode(inode)?.filter(is_file) else { return Ok(false) };
+    Ok(record.size == 0 || tables.is_written_by_others(inode, 0)?)
 }

@@ -40,6 +40,8 @@ pub struct Work {
     pub writes: Vec<Write>,
     pub gone: Vec<String>,
     pub content: Content,
+    /// Nobody waits for it.
+    pub is_background: bool,
 }
 
 /// One object to be written.
@@ -172,14 +174,15 @@ pub fn plan(
         origin: record.origin,
         same,
     };
-    let work = Work { inode, change: intent.change, mount_id: mount.id, writes, gone, content };
+    let (change, mount_id) = (intent.change, mount.id);
+    let work = Work { inode, change, mount_id, writes, gone, content, is_background: false };
     Ok(Ok(Step::Write(Box::new(work))))
 }
 
 /// An inode that is gone, or has lost its last name: what is left of its objects is to go, and its intent.
 fn nothing(inode: u64, intent: &IntentRecord, gone: Vec<String>) -> Work {
     let (change, mount_id) = (intent.change, intent.mount_id);
-    Work { inode, change, mount_id, writes: Vec::new(), gone, content: Content::default() }
+    Work { inode, change, mount_id, writes: Vec::new(), gone, content: Content::default(), is_background: false }
 }
 
 /// The blocks within the file's length.
@@ -261,6 +264,7 @@ impl Content {
             origin_bytes: origin.valid,
             same_key,
             same_etag,
+            background: work.is_background,
         }
     }
 

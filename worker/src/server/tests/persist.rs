@@ -289,3 +289,32 @@ async fn blocks_come_from_other_workers_too() {
     here.end().await;
     there.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_waits_for_makes_way_for_clients() {
+    let bench = Fixture::new("persist-background").await;
+    let mut client = bench.tcp().await;
+    let bytes = noise(BLOCK as usize);
+    write(&mut client, &block(1, 0), &bytes).await;
+    let mut number = 0;
+    let mut upload = async |client: &mut Client, background: bool| {
+        number += 1;
+        // Somebody is served.
+        write(client, &block(2, 0), &bytes[..1000]).await;
+        let request = PersistRequest { background, ..request(&format!("p/{number}"), 1, BLOCK, &[0], 7) };
+        let reply = persist(client, &request).await;
+        assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    };
+    for _ in 0..3 {
+        upload(&mut client, false).await;
+    }
+    assert_eq!(bench.metrics.persist_waits.get(), 0, "somebody waits");
+    // The first of them has the rate to itself.
+    upload(&mut client, true).await;
+    let until = Instant::now() + PATIENCE;
+    while bench.metrics.persist_waits.get() == 0 {
+        assert!(Instant::now() < until, "no upload makes way");
+        upload(&mut client, true).await;
+    }
+    bench.end().await;
+}

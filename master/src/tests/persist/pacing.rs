@@ -1,0 +1,141 @@
+//! When files are written: those that are at rest soon, those that change again and again not each time, and few while
+//! clients are busy.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use cavern_proto::master::Kind;
+use cavern_proto::master::mutation::Change;
+use cavern_work::persist::Scope;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::bench::Fixture;
+use crate::tests::harness::eventually;
+
+/// Long enough for what happens within a tenth of it to come before what waits for all of it.
+const DELAY: Duration = Duration::from_secs(10);
+
+impl Fixture {
+    /// A file with one block.
+    async fn create_written(&mut self, text: &str) -> u64 {
+        let file = self.create(self.root, text, Kind::File).await;
+        self.commit(file, 0, 0, vec![1]).await;
+        file
+    }
+
+    fn times_written(&self, key: &str) -> usize {
+        self.fake.written.lock().iter().filter(|written| *written == key).count()
+    }
+
+    async fn written(&self, key: &str) {
+        eventually(|| async { self.times_written(key) > 0 }).await;
+    }
+
+    async fn scope(&self, path: &str) -> Scope {
+        self.master().services().persistence.scope(path).await.unwrap()
+    }
+
+    /// Clients make many changes until this is aborted.
+    async fn busy_clients(&self) -> JoinHandle<()> {
+        let persistence = self.master().services().persistence.clone();
+        let changes = tokio::spawn(async move {
+            loop {
+                persistence.clients_changed(1000);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        eventually(|| async { self.master().services().persistence.yields_to_clients() }).await;
+        changes
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_file_is_written_before_those_that_are_open_or_empty() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let root = bench.root;
+    bench.create(root, "empty", Kind::File).await;
+    let open = bench.create_written("open").await;
+    bench.change(Change::AddOpenRef(open)).await;
+    bench.create_written("closed").await;
+    bench.written("top/closed").await;
+    assert_eq!(bench.bucket.keys(), ["top/closed"]);
+    bench.change(Change::DropOpenRef(open)).await;
+    bench.written("top/open").await;
+    assert_eq!(bench.bucket.keys(), ["top/closed", "top/open"]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_was_written_a_moment_ago_waits_until_somebody_waits_for_it() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let file = bench.create_written("again").await;
+    bench.written("top/again").await;
+    bench.commit(file, 1, 0, vec![1]).await;
+    bench.create_written("other").await;
+    bench.written("top/other").await;
+    assert_eq!(bench.times_written("top/again"), 1);
+    let scope = bench.scope("/m/again").await;
+    let waited = bench.master().services().persistence.expedite(scope, u64::MAX);
+    eventually(|| async { waited.left().await.unwrap().items() == 0 }).await;
+    assert_eq!(bench.times_written("top/again"), 2);
+    drop(waited);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_clients_make_many_changes_few_files_are_written_at_a_time() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let changes = bench.busy_clients().await;
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    for number in 0..20 {
+        bench.create_written(&format!("f{number:02}")).await;
+    }
+    let under_way = bench.fake.under_way.clone();
+    let few = || async { under_way.load(Ordering::Acquire) };
+    eventually(|| async { few().await == 4 }).await;
+    // Each of them takes a look at all files, at which others could have been begun.
+    let mut waited = Vec::new();
+    for number in [19, 18, 17] {
+        let scope = bench.scope(&format!("/m/f{number}")).await;
+        waited.push(bench.master().services().persistence.expedite(scope, u64::MAX));
+        let expected = 4 + waited.len() as u32;
+        eventually(|| async { few().await >= expected }).await;
+        assert_eq!(few().await, expected);
+    }
+    drop(held);
+    eventually(|| async { bench.bucket.keys().len() == 20 }).await;
+
+    // Deletions make way altogether.
+    drop(waited);
+    let root = bench.root;
+    bench.remove(root, "f00", false).await;
+    bench.create_written("last").await;
+    bench.written("top/last").await;
+    assert!(bench.bucket.keys().contains(&"top/f00".to_owned()));
+    changes.abort();
+    eventually(|| async { bench.bucket.keys().len() == 20 }).await;
+    assert!(!bench.bucket.keys().contains(&"top/f00".to_owned()));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletions_make_way_for_clients_but_not_for_ever_nor_where_room_is_lacking() {
+    let delay = Duration::from_millis(50);
+    let mut bench = Fixture::start(&[], delay).await;
+    let changes = bench.busy_clients().await;
+    let root = bench.root;
+    bench.create_written("f").await;
+    bench.settled().await;
+    let begun = Instant::now();
+    bench.remove(root, "f", false).await;
+    bench.settled().await;
+    assert!(begun.elapsed() >= delay * 10, "deleted after {:?}", begun.elapsed());
+    assert!(bench.bucket.keys().is_empty());
+
+    *bench.fake.disk.lock() = (100, 90);
+    eventually(|| async { !bench.master().services().persistence.yields_to_clients() }).await;
+    changes.abort();
+    bench.end().await;
+}
