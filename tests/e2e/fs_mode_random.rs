@@ -6,6 +6,7 @@
 pub mod step;
 pub mod tree;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -93,15 +94,19 @@ fn two_mounts_in_turn_do_what_a_local_directory_does() {
         fs::create_dir(&ours[0]).unwrap();
         fs::create_dir(&theirs).unwrap();
         let mut random = StdRng::seed_from_u64(1000 + seed);
-        let (mut number, mut turns) = (0, 0);
+        let (mut number, mut turns, mut names) = (0, 0, BTreeSet::new());
         while number < operations {
             let here = &ours[turns % 2];
             // What was closed on the other mount is there soon, with all that it has.
             let expected = tree(&theirs);
+            names.extend(expected.keys().cloned());
             let when = format!("seed {seed}, step {number}: mount {} shows what the other one did", turns % 2);
             eventually(&when, PATIENCE, || {
                 let there = here.is_dir().then(|| tree(here))?;
-                (there == expected).then_some(())
+                // No listing has a name that is gone, though the kernel may not have heard of that.
+                let looked = |path: PathBuf| path.symlink_metadata().err().map(|error| error.raw_os_error());
+                let is_known = |name: &PathBuf| looked(here.join(name)) == looked(theirs.join(name));
+                (there == expected && names.iter().all(is_known)).then_some(())
             });
             let (mut our_handles, mut their_handles) = (Handles::default(), Handles::default());
             for _ in 0..random.random_range(1..60) {

@@ -375,6 +375,8 @@ fn ran(command: &mut Command) -> bool {
 fn erofs_utils_find_nothing_wrong_and_make_the_same_tree() {
     let cluster = WithViews::up(Options::default());
     seed(&cluster, "bucket");
+    // Version 1.5 of theirs knows no names as long as names can be.
+    cluster.s3.delete("bucket", &format!("odd/{}", "n".repeat(255)));
     cluster.mount_indexed("s3://bucket");
     cluster.create("/data", "v");
     let image = fs::read_link(cluster.shown("v@image")).unwrap();
