@@ -75,6 +75,8 @@ const PATIENCE: u32 = 10;
 /// A closed file that has not changed for this part of the delay is at rest: names are given, attributes set and other
 /// names linked right after a close.
 const REST_PART: u32 = 10;
+/// This part of what may be under way at a time is kept for what somebody waits for.
+const AWAITED_PART: usize = 8;
 /// Records read at a time.
 const PAGE: usize = 500;
 /// Bounds of the pause after a look at all records.
@@ -95,7 +97,9 @@ pub struct Persistence {
     delay: Duration,
     /// Objects written and deleted at a time.
     permits: Arc<Semaphore>,
-    /// Of these, those that nobody waits for and that are begun while clients make many changes.
+    /// Of these, those of files that nobody waits for: who begins to wait finds some free.
+    background_permits: Arc<Semaphore>,
+    /// The same of files that are begun while clients make many changes.
     busy_permits: Arc<Semaphore>,
     recent: RecentUploads,
     retries: RetryTracker,
@@ -128,6 +132,7 @@ impl Persistence {
             cluster_id,
             delay,
             permits: permits(conf.persist_concurrency),
+            background_permits: permits(conf.persist_concurrency - conf.persist_concurrency / AWAITED_PART),
             busy_permits: permits(conf.persist_busy_concurrency),
             recent: RecentUploads::new(delay, delay * PATIENCE),
             retries: RetryTracker::default(),

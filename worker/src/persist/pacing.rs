@@ -45,7 +45,14 @@ impl UploadPacing {
 
     /// How long to wait before so many bytes are sent that nobody waits for.
     pub(super) fn take(&self, bytes: u64) -> Duration {
-        if self.serves_clients() { self.rate.take(bytes).min(LONGEST_WAIT) } else { Duration::ZERO }
+        if !self.serves_clients() {
+            return Duration::ZERO;
+        }
+        // What waits for the longest is not counted, lest what comes later waits for it for as long again.
+        if self.rate.wait() >= LONGEST_WAIT {
+            return LONGEST_WAIT;
+        }
+        self.rate.take(bytes).min(LONGEST_WAIT)
     }
 
     fn serves_clients(&self) -> bool {
@@ -83,5 +90,8 @@ mod tests {
         assert_eq!(sum(1000), LONGEST_WAIT, "no deadline is missed");
         tokio::time::advance(SERVED).await;
         assert_eq!(sum(100), Duration::ZERO, "whoever was served has gone");
+        tokio::time::advance(LONGEST_WAIT).await;
+        pacing.note(FrameKind::Write);
+        assert_eq!(pacing.take(MIB), Duration::ZERO, "what came beyond the rate has been paid for");
     }
 }

@@ -61,6 +61,8 @@ pub struct Fake {
     /// Held while a test lets nothing be written, and how many requests to write there are.
     pub writes: Arc<tokio::sync::RwLock<()>>,
     pub under_way: Arc<AtomicU32>,
+    /// Keys that were to be written, and whether nobody waited for it.
+    pub asked: Arc<Mutex<Vec<(String, bool)>>>,
 }
 
 impl Fake {
@@ -83,6 +85,7 @@ impl Fake {
             fills: Arc::default(),
             writes: Arc::default(),
             under_way: Arc::default(),
+            asked: Arc::default(),
             lost: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
         }
@@ -246,6 +249,7 @@ impl ObjectWriter for Fake {
 
     fn persist(&self, _: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
         Box::pin(async move {
+            self.asked.lock().push((request.key.clone(), request.background));
             self.under_way.fetch_add(1, Ordering::AcqRel);
             let turn = self.writes.read().await;
             let reply = self.write(request).await;

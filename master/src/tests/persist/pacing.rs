@@ -32,6 +32,12 @@ impl Fixture {
         eventually(|| async { self.times_written(key) > 0 }).await;
     }
 
+    /// Whether nobody waited for the key, each time that it was to be written.
+    fn background(&self, key: &str) -> Vec<bool> {
+        let asked = self.fake.asked.lock();
+        asked.iter().filter(|(of, _)| *of == key).map(|(_, background)| *background).collect()
+    }
+
     async fn scope(&self, path: &str) -> Scope {
         self.master().services().persistence.scope(path).await.unwrap()
     }
@@ -79,6 +85,7 @@ async fn a_file_that_was_written_a_moment_ago_waits_until_somebody_waits_for_it(
     let waited = bench.master().services().persistence.expedite(scope, u64::MAX);
     eventually(|| async { waited.left().await.unwrap().items() == 0 }).await;
     assert_eq!(bench.times_written("top/again"), 2);
+    assert_eq!(bench.background("top/again"), [true, false]);
     drop(waited);
     bench.end().await;
 }
@@ -117,6 +124,38 @@ async fn while_clients_make_many_changes_few_files_are_written_at_a_time() {
     changes.abort();
     eventually(|| async { bench.bucket.keys().len() == 20 }).await;
     assert!(!bench.bucket.keys().contains(&"top/f00".to_owned()));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_waits_for_begins_while_all_others_are_under_way() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    for number in 0..70 {
+        bench.create_written(&format!("f{number:02}")).await;
+    }
+    // Of 64 that may be under way at a time.
+    let under_way = bench.fake.under_way.clone();
+    eventually(|| async { under_way.load(Ordering::Acquire) == 56 }).await;
+    let waited = bench.master().services().persistence.expedite(bench.scope("/m/f69").await, u64::MAX);
+    eventually(|| async { under_way.load(Ordering::Acquire) == 57 }).await;
+    assert_eq!(bench.background("top/f69"), [false]);
+    drop(held);
+    eventually(|| async { bench.bucket.keys().len() == 70 }).await;
+    drop(waited);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_waited_for_long_is_written_at_any_rate() {
+    let mut bench = Fixture::start(&[], Duration::from_millis(200)).await;
+    bench.fake.is_away.store(1, Ordering::Release);
+    bench.create_written("f").await;
+    eventually(|| async { bench.background("top/f").contains(&false) }).await;
+    assert_eq!(bench.background("top/f").first(), Some(&true));
+    bench.fake.is_away.store(0, Ordering::Release);
+    bench.settled().await;
     bench.end().await;
 }
 

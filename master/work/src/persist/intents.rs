@@ -45,20 +45,20 @@ pub(super) struct DueIntent {
 #[derive(Default)]
 struct Pass {
     is_busy: bool,
-    /// As many as may be written while clients make many changes are under way.
+    /// Nothing more is begun that nobody waits for.
     is_full: bool,
 }
 
 /// What a task may do as long as it has this.
 pub(super) struct UploadPermit {
     _all: OwnedSemaphorePermit,
-    /// Of one that was begun while clients made many changes.
-    _busy: Option<OwnedSemaphorePermit>,
+    /// Of what nobody waits for, and what has not waited for long.
+    background: Option<OwnedSemaphorePermit>,
 }
 
 impl From<OwnedSemaphorePermit> for UploadPermit {
     fn from(all: OwnedSemaphorePermit) -> Self {
-        Self { _all: all, _busy: None }
+        Self { _all: all, background: None }
     }
 }
 
@@ -108,40 +108,42 @@ impl Persistence {
         }
     }
 
-    /// Begins to work on an inode if it is due. Of those that make way for clients few are under way at a time; one of
-    /// a pass waits for its turn, and the rest is passed over, so that nothing that somebody waits for comes behind it.
+    /// Begins to work on an inode if it is due. Those that nobody waits for have a part of the turns only. One of them
+    /// waits for its turn, and the rest of the pass is passed over, so that nothing that is awaited comes behind it.
     async fn start_if_due(self: &Arc<Self>, due: DueIntent, pass: &mut Pass) {
         let comes_first = due.priority != Priority::Normal || self.is_overdue(due.intent.first_ns);
-        if !comes_first && !self.is_due(&due) {
-            return;
-        }
-        let makes_way = !comes_first && self.yields_to_clients();
-        if makes_way && pass.is_full {
+        if !comes_first && (pass.is_full || !self.is_due(&due)) {
             return;
         }
         let DueIntent { inode, intent: IntentRecord { mount_id, .. }, priority, .. } = due;
         let Some(turn) = self.retries.begin(&Item::Inode(inode), mount_id, priority) else { return };
-        let busy = if makes_way { self.busy_permit().await } else { None };
-        if makes_way && busy.is_none() {
+        let makes_way = !comes_first && self.yields_to_clients();
+        let background = if comes_first { None } else { self.background_permit(makes_way).await };
+        if !comes_first && background.is_none() {
             pass.is_full = true;
             return;
         }
         let Ok(all) = self.permits.clone().acquire_owned().await else { return };
         self.metrics.busy_uploads.inc_by(u64::from(makes_way));
-        let (persistence, permit) = (self.clone(), UploadPermit { _all: all, _busy: busy });
+        let (persistence, permit) = (self.clone(), UploadPermit { _all: all, background });
         self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, priority, &turn, permit).await });
         pass.is_busy = true;
     }
 
-    /// What is needed to work on something while clients come first, if it is to be had soon; at once, if somebody
-    /// waits for what may come behind it.
-    async fn busy_permit(&self) -> Option<OwnedSemaphorePermit> {
-        let permits = self.busy_permits.clone();
+    /// What is needed to work on something that nobody waits for: where it makes way for clients, if it is to be had
+    /// soon; at once, if somebody waits, or begins to, for what may come behind it.
+    async fn background_permit(&self, makes_way: bool) -> Option<OwnedSemaphorePermit> {
+        let mut begun = self.expedited.begun.subscribe();
+        let permits = if makes_way { self.busy_permits.clone() } else { self.background_permits.clone() };
         let is_awaited = !self.expedited.list.lock().is_empty();
         if is_awaited {
             return permits.try_acquire_owned().ok();
         }
-        tokio::time::timeout(PAUSES.1, permits.acquire_owned()).await.ok()?.ok()
+        tokio::select! {
+            permit = permits.acquire_owned() => permit.ok(),
+            _begun = begun.changed() => None,
+            () = tokio::time::sleep(PAUSES.1), if makes_way => None,
+        }
     }
 
     /// Whether what nobody waits for has been at rest for long enough.
@@ -184,11 +186,11 @@ impl Persistence {
         mount_id: u32,
         pace: Priority,
         turn: &WorkPermit,
-        _permit: UploadPermit,
+        permit: UploadPermit,
     ) {
         loop {
             // Where the log does not take anything at the moment, whatever is begun anew finds things as they are.
-            match self.step(inode, mount_id, pace).await.unwrap_or_else(PersistOutcome::from) {
+            match self.step(inode, mount_id, pace, &permit).await.unwrap_or_else(PersistOutcome::from) {
                 PersistOutcome::Done => return turn.succeeded(),
                 PersistOutcome::Again => turn.succeeded(),
                 PersistOutcome::Later(pause) => return turn.later(pause),
@@ -204,7 +206,13 @@ impl Persistence {
         }
     }
 
-    async fn step(&self, inode: u64, mount_id: u32, pace: Priority) -> Result<PersistOutcome, WorkError> {
+    async fn step(
+        &self,
+        inode: u64,
+        mount_id: u32,
+        pace: Priority,
+        permit: &UploadPermit,
+    ) -> Result<PersistOutcome, WorkError> {
         let mount = match self.lookups.mounts.get(mount_id) {
             Ok(mount) => mount,
             Err(error) if error.is_not_found() => {
@@ -230,7 +238,7 @@ impl Persistence {
             Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
             Ok(Step::Write(mut work)) => {
                 // A worker that is nearly full must get rid of what it has.
-                work.is_background = pace == Priority::Normal && !self.lacks_room.load(Ordering::Relaxed);
+                work.is_background = permit.background.is_some() && !self.lacks_room.load(Ordering::Relaxed);
                 self.write_objects(&mount, *work).await
             }
         }

@@ -40,7 +40,7 @@ pub struct Work {
     pub writes: Vec<Write>,
     pub gone: Vec<String>,
     pub content: Content,
-    /// Nobody waits for it.
+    /// Nobody waits for it, and it has not waited for long.
     pub is_background: bool,
 }
 
