@@ -211,9 +211,11 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<DirPage, ClientError> {
         let directory = self.inode_of_master(directory).await?;
+        // Before it is settled: what is answered here meanwhile may be missing in the answer.
+        let mark = self.mark();
         self.inner.settled(directory).await?;
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
-        let (mark, patience) = (metadata.mark(), self.patience_in(directory, patience));
+        let patience = self.patience_in(directory, patience);
         let key = ((directory, after.clone()), limit, mark, patience);
         let asked = async move {
             let master = &metadata.inner.master;
