@@ -274,6 +274,7 @@ impl Metadata {
             }
         }
         // An answer that ends without saying so is cut: the next page goes on after it, if there is any.
+        let is_whole = end && after.is_empty();
         end |= entries.is_empty();
         let caught_up = inner.lease.catch_up(seq).await;
         let changes = inner.names.recent.since(mark);
@@ -287,7 +288,7 @@ impl Metadata {
             } else {
                 let untouched = entries.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
                 inner.names.keep(&untouched.cloned().collect::<Vec<_>>());
-                if let (Some((directory, _)), true) = (&known, after.is_empty() && end) {
+                if let (Some((directory, _)), true) = (&known, is_whole) {
                     directory.record_names(&entries, || inner.names.recent.own_names_since(mark, inode));
                 }
             }
