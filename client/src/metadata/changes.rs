@@ -285,12 +285,9 @@ impl Inner {
         // One after the other: each is at its end before the next result, which may be about the same, is taken in.
         let done = operations.into_iter().zip(results).map(|(operation, result)| {
             let mut state = self.log.lock();
-            match asked_for(&operation).filter(|_| result.delegated && self.lease.last_applied() < event_seq) {
-                // What others have changed there before is not all known.
-                Some(directory) => {
-                    state.delegations.wish_refused(directory);
-                    self.log.push_return(&mut state, &[directory]);
-                }
+            let is_ahead = result.delegated && !operation.is_inherited && self.lease.last_applied() < event_seq;
+            match operation.asked_directory().filter(|_| is_ahead) {
+                Some(directory) => state.delegations.arrives(directory, event_seq, session),
                 None => state.delegations.learn(&operation, &result, session),
             }
             self.follow_wishes(&mut state, &operation, &result);
@@ -308,7 +305,7 @@ impl Inner {
     /// Asks for directories in which the master has made several changes of this session, and for the names of one that
     /// the session has got by that.
     fn follow_wishes(&self, state: &mut State, operation: &Operation, result: &MutationResult) {
-        if let Some(directory) = asked_for(operation).filter(|directory| state.delegations.holds(*directory)) {
+        if let Some(directory) = operation.asked_directory().filter(|directory| state.delegations.holds(*directory)) {
             self.refresh.list_held(directory);
         }
         if !self.log.delegates_directories || result.errno != 0 || !operation.is_change_in_directory() {
@@ -322,6 +319,12 @@ impl Inner {
                 self.log.push(state, Operation { inodes: vec![inode], ..Operation::new(wish, (0, 0)) });
             }
         }
+    }
+
+    /// Every event up to `seq` has been taken in: what was delegated behind the last of them is held.
+    pub(super) fn delegations_arrive(&self, seq: u64) {
+        let arrived = self.log.lock().delegations.caught_up(seq);
+        arrived.into_iter().for_each(|directory| self.refresh.list_held(directory));
     }
 
     /// Gives the node of the result's inode, where that is made.
@@ -395,14 +398,6 @@ impl Inner {
                 self.names.keep(&[Arc::new(known.with_attributes(attr))]);
             }
         }
-    }
-}
-
-/// The directory that an operation asks for.
-fn asked_for(operation: &Operation) -> Option<u64> {
-    match &operation.mutation.change {
-        Some(Change::AcquireDelegation(asked)) => Some(asked.inode),
-        _ => None,
     }
 }
 

@@ -142,7 +142,7 @@ impl Metadata {
         let (Some(mut queued), Some(mut held)) = queues else { return };
         let list = async {
             while let Some(directory) = held.recv().await {
-                self.list_newly_held(directory).await;
+                Box::pin(self.list_newly_held(directory)).await;
             }
         };
         let renew = async {

@@ -249,8 +249,7 @@ impl OperationLog {
         Failpoint::ReturnQueued.pass();
     }
 
-    /// Lets go of directories, behind all that was answered there.
-    pub fn push_return(&self, state: &mut State, directories: &[u64]) {
+    fn push_return(&self, state: &mut State, directories: &[u64]) {
         for directories in directories.chunks(RETURN_MAX) {
             let let_go = ReturnDelegations { directories: directories.to_vec(), all: false };
             self.push(state, Operation::must_deliver(Change::ReturnDelegations(let_go)));

@@ -211,9 +211,11 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<DirPage, ClientError> {
         let directory = self.inode_of_master(directory).await?;
+        // Before it is settled: what is answered here meanwhile may be missing in the answer.
+        let mark = self.mark();
         self.inner.settled(directory).await?;
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
-        let (mark, patience) = (metadata.mark(), self.patience_in(directory, patience));
+        let patience = self.patience_in(directory, patience);
         let key = ((directory, after.clone()), limit, mark, patience);
         let asked = async move {
             let master = &metadata.inner.master;
@@ -272,6 +274,7 @@ impl Metadata {
             }
         }
         // An answer that ends without saying so is cut: the next page goes on after it, if there is any.
+        let is_whole = end && after.is_empty();
         end |= entries.is_empty();
         let caught_up = inner.lease.catch_up(seq).await;
         let changes = inner.names.recent.since(mark);
@@ -285,7 +288,7 @@ impl Metadata {
             } else {
                 let untouched = entries.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
                 inner.names.keep(&untouched.cloned().collect::<Vec<_>>());
-                if let (Some((directory, _)), true) = (&known, after.is_empty() && end) {
+                if let (Some((directory, _)), true) = (&known, is_whole) {
                     directory.record_names(&entries, || inner.names.recent.own_names_since(mark, inode));
                 }
             }

@@ -325,6 +325,7 @@ impl EventStream<'_> {
             inner.lease.extend(sent_at, self.lease);
         }
         inner.lease.applied(self.position.last);
+        inner.delegations_arrive(self.position.last);
     }
 
     /// Asks the sink how far it has passed on what it was given.

@@ -7,8 +7,8 @@ use cavern_consensus::ProposalPermit;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    AcquireDelegation, Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota,
-    SetTtl, TtlAction, WriteType,
+    AcquireDelegation, AcquireStep, Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName,
+    RenameName, SetQuota, SetTtl, TtlAction, WriteType,
 };
 use cavern_proto::record::Mutate;
 use cavern_security::{Identity, Tenant};
@@ -119,6 +119,7 @@ impl Services {
         let name = asker.and_then(Identity::client_name);
         let allow_delegations = self.lookups.recalls.allow_delegations(name);
         let announced = self.judge_wishes(&mut mutations, (session, client.as_ref()), allow_delegations).await;
+        let claimed: Vec<u64> = mutations.iter().filter_map(claim_of).collect();
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
@@ -131,8 +132,11 @@ impl Services {
                 let owner = std::mem::take(&mut owner);
                 Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner }
             });
-        let made = self.proposer.begin_all(commands.collect(), room).await?;
         let (watch, recalls) = (self.watch.clone(), self.lookups.recalls.clone());
+        let made = self.proposer.begin_all(commands.collect(), room).await.inspect_err(|_| {
+            // The leadership is over, and the state decides on nothing more of it.
+            claimed.iter().for_each(|directory| recalls.delegations().give_up(*directory, session));
+        })?;
         Ok(Either::Right(async move {
             let mut waits_for = Vec::new();
             let results = made.await?.into_iter().map(|Mutated { result, waits_for: change }| {
@@ -271,6 +275,14 @@ async fn and_audit(
         audited.record_all(done);
     }
     answer
+}
+
+/// The directory that its session is to hold by a mutation, if the state agrees.
+fn claim_of(mutation: &Mutation) -> Option<u64> {
+    match &mutation.change {
+        Some(Change::AcquireDelegation(wish)) if wish.step() == AcquireStep::Grant => Some(wish.inode),
+        _ => None,
+    }
 }
 
 /// A mutation after which its session does not hold what it has made, unless it has answered that it does.

@@ -31,6 +31,11 @@ pub(in crate::metadata) struct Delegations {
     /// Those of them that were there before: others may have locked what is in there.
     existing: HashSet<u64>,
     wishes: Wishes,
+    /// Asked for by operations in the log,
+    asked: HashSet<u64>,
+    /// or delegated, and held when this event has been taken in: until then, not all is known that others have changed
+    /// there before.
+    arriving: HashMap<u64, u64>,
     /// Recalled before the answer that says that they are held.
     recalled: HashSet<u64>,
     /// Operations in the log that let go of all: what was asked for before them is not held, though the answer says so.
@@ -81,14 +86,25 @@ impl Delegations {
         self.existing.contains(&directory)
     }
 
-    /// The master has made a change in a directory; whether that is to be asked for.
+    /// The master has made a change in a directory; whether that is to be asked for. What is delegated twice could be
+    /// returned between the two answers.
     pub fn wants(&mut self, directory: u64) -> bool {
-        !self.holds(directory) && self.has_room() && self.wishes.changed(directory)
+        let is_coming = self.asked.contains(&directory) || self.arriving.contains_key(&directory);
+        !self.holds(directory) && !is_coming && self.has_room() && self.wishes.changed(directory)
     }
 
-    /// The session does not come to hold a directory that it has asked for.
-    pub fn wish_refused(&mut self, directory: u64) {
-        self.wishes.refused(directory);
+    /// A directory that was asked for is delegated to the session, which holds it when it has taken in an event.
+    pub fn arrives(&mut self, directory: u64, event_seq: u64, session: u64) {
+        self.follow(session);
+        if !self.recalled.remove(&directory) && self.returning == 0 {
+            self.arriving.insert(directory, event_seq);
+        }
+    }
+
+    /// Every event up to `seq` has been taken in; gives the directories that are held by that.
+    pub fn caught_up(&mut self, seq: u64) -> Vec<u64> {
+        let arrived: Vec<u64> = self.arriving.extract_if(|_, until| *until <= seq).map(|(inode, _)| inode).collect();
+        arrived.into_iter().filter(|directory| self.begin_existing(*directory, self.session)).collect()
     }
 
     /// Whether the session may come to hold another one.
@@ -100,19 +116,24 @@ impl Delegations {
     pub fn follow(&mut self, session: u64) {
         if self.session != session {
             // What is in the log goes on.
-            *self = Self { session, returning: self.returning, ..Self::default() };
+            let asked = std::mem::take(&mut self.asked);
+            *self = Self { session, returning: self.returning, asked, ..Self::default() };
         }
     }
 
     /// An operation has come into the log.
     pub(super) fn enter(&mut self, operation: &Operation) {
         self.returning += u32::from(operation.returns_all());
+        self.asked.extend(operation.asked_directory());
     }
 
     /// An operation is at its end, whatever became of it.
     pub(super) fn leave(&mut self, operation: &Operation) {
         // The session knows of every directory that it made before whether it holds it.
         self.returning = self.returning.saturating_sub(u32::from(operation.returns_all()));
+        if let Some(directory) = operation.asked_directory() {
+            self.asked.remove(&directory);
+        }
     }
 
     /// The master says that the session holds the delegation of a directory that it has made.
@@ -122,6 +143,19 @@ impl Delegations {
         if !is_returned && self.has_room() {
             self.directories.insert(directory, Instant::now());
         }
+    }
+
+    /// The master says that the session holds a directory that was there before; whether it does.
+    fn begin_existing(&mut self, directory: u64, session: u64) -> bool {
+        self.begin(directory, session);
+        let is_held = self.holds(directory);
+        if is_held {
+            self.existing.insert(directory);
+            self.wishes.granted(directory);
+        } else {
+            self.wishes.refused(directory);
+        }
+        is_held
     }
 
     /// What of a change that is answered here concerns which directories are held.
@@ -160,18 +194,10 @@ impl Delegations {
             _ if answered => {}
             // What a process before has made is let go of with all that it held.
             Change::Create(_) if result.delegated && !operation.is_inherited => self.begin(result.inode, session),
-            Change::AcquireDelegation(asked) => {
-                if result.delegated && !operation.is_inherited {
-                    self.begin(asked.inode, session);
-                }
-                match self.holds(asked.inode) {
-                    true => {
-                        self.existing.insert(asked.inode);
-                        self.wishes.granted(asked.inode);
-                    }
-                    false => self.wishes.refused(asked.inode),
-                }
+            Change::AcquireDelegation(asked) if result.delegated && !operation.is_inherited => {
+                self.begin_existing(asked.inode, session);
             }
+            Change::AcquireDelegation(asked) => self.wishes.refused(asked.inode),
             Change::Create(create) if result.errno == 0 && is_named_file(create) => {
                 // A file was made by way of the master.
                 let is_held = self.session == session && self.holds(create.parent);
@@ -190,7 +216,8 @@ impl Delegations {
             }
             Change::ReserveInodes(_) => self.numbers.are_asked_for = false,
             Change::ReturnDelegations(let_go) => {
-                for directory in &let_go.directories {
+                // What was asked for since may have been recalled since as well.
+                for directory in let_go.directories.iter().filter(|directory| !self.asked.contains(directory)) {
                     self.recalled.remove(directory);
                 }
             }
@@ -211,6 +238,7 @@ impl Delegations {
     /// Somebody wants to know what is in a directory that is not held here: the answer that says that it is may be on
     /// its way.
     pub(super) fn recall_unknown(&mut self, directory: u64) -> Vec<u64> {
+        self.arriving.remove(&directory);
         self.recalled.insert(directory);
         vec![directory]
     }
@@ -220,6 +248,7 @@ impl Delegations {
     pub(super) fn take_out_all(&mut self) -> ReturnDelegations {
         self.directories.clear();
         self.existing.clear();
+        self.arriving.clear();
         ReturnDelegations { directories: Vec::new(), all: true }
     }
 
@@ -354,9 +383,6 @@ mod tests {
     fn what_was_there_before_is_held_when_the_master_says_so_and_its_locks_are_not_known() {
         let mut held = Delegations::default();
         gave_numbers(&mut held, 100, 1);
-        let asked = |inode| {
-            Operation::new(Change::AcquireDelegation(AcquireDelegation { inode, ..Default::default() }), (0, 0))
-        };
         let granted = MutationResult { delegated: true, ..MutationResult::default() };
         assert_eq!([(); 3].map(|()| held.wants(5)), [false, false, true]);
         held.learn(&asked(5), &MutationResult::default(), 1);
@@ -378,6 +404,50 @@ mod tests {
         assert_eq!(held.locks.predict(&lock), None, "others may have locked it before");
         assert_eq!(held.take_out(|inode, _| inode == 5), [5]);
         assert!(!held.is_existing(5));
+    }
+
+    /// The wish to hold a directory.
+    fn asked(inode: u64) -> Operation {
+        Operation::new(Change::AcquireDelegation(AcquireDelegation { inode, ..Default::default() }), (0, 0))
+    }
+
+    #[test]
+    fn a_directory_is_asked_for_once_at_a_time_and_a_recall_is_of_what_was_asked_for_before_it() {
+        let mut held = Delegations::default();
+        gave_numbers(&mut held, 100, 1);
+        let granted = MutationResult { delegated: true, ..MutationResult::default() };
+        held.enter(&asked(5));
+        assert!([(); 9].iter().all(|()| !held.wants(5)), "it is on its way");
+        // One was returned before that, and this one is recalled before its answer.
+        held.recall_unknown(5);
+        let let_go = ReturnDelegations { directories: vec![5], all: false };
+        let let_go = Operation::must_deliver(Change::ReturnDelegations(let_go));
+        held.learn(&let_go, &MutationResult::default(), 1);
+        held.follow(2);
+        held.follow(1);
+        assert!(!held.wants(5), "it is in the log in whatever session");
+        held.recall_unknown(5);
+        held.learn(&let_go, &MutationResult::default(), 1);
+        held.learn(&asked(5), &granted, 1);
+        held.leave(&asked(5));
+        assert!(!held.holds(5));
+        assert_eq!([(); 3].map(|()| held.wants(5)), [false, false, true]);
+    }
+
+    #[test]
+    fn what_is_delegated_is_held_when_all_is_known_that_others_have_changed_there() {
+        let mut held = Delegations::default();
+        gave_numbers(&mut held, 100, 1);
+        held.arrives(5, 40, 1);
+        assert!(held.caught_up(39).is_empty() && !held.holds(5) && !held.wants(5));
+        assert_eq!((held.caught_up(40), held.holds(5), held.is_existing(5)), (vec![5], true, true));
+        held.arrives(6, 50, 1);
+        assert_eq!(held.recall_unknown(6), [6], "it is returned though it is not held yet");
+        held.arrives(7, 50, 1);
+        held.take_out_all();
+        held.recall_unknown(8);
+        held.arrives(8, 50, 1);
+        assert!(held.caught_up(60).is_empty() && held.is_empty());
     }
 
     #[test]

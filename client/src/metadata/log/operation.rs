@@ -151,7 +151,16 @@ impl Operation {
         match change {
             Some(Change::Create(create)) => create.naming() == Naming::Named,
             Some(Change::SetAttr(_) | Change::SetXattr(_) | Change::RemoveXattr(_) | Change::Commit(_)) => true,
-            _ => self.is_moving(),
+            Some(_) => self.is_moving(),
+            None => false,
+        }
+    }
+
+    /// The directory that the session wants to hold by it.
+    pub fn asked_directory(&self) -> Option<u64> {
+        match &self.mutation.change {
+            Some(Change::AcquireDelegation(asked)) => Some(asked.inode),
+            _ => None,
         }
     }
 

@@ -176,8 +176,6 @@ impl MutationContext<'_, '_> {
         match asked.step() {
             AcquireStep::Later => {}
             AcquireStep::Announce => self.tx.notify(Change::Inode(directory)),
-            // Somebody who knows it again has changed it.
-            AcquireStep::Grant if ![0, record.ctime_ns].contains(&asked.ctime_ns) => {}
             AcquireStep::Grant => {
                 let mount_id = self.mount.id;
                 if self.tx.before().holder(mount_id, directory)? != Some(session) {

@@ -4,7 +4,8 @@
 //! - Nobody else may know anything of what is in the directory, be it that a name is not there. Whoever has looked into
 //!   it may have that in a cache as long as its session lives: then it is not delegated.
 //! - Others may know the directory itself, as a name in the one above. They are told to forget its attributes, and when
-//!   all have let go, and nobody has asked for them since or changed the directory, the next wish is granted.
+//!   all have let go, and none of them has asked for them since or changed the directory, the next wish is granted.
+//! - Whoever changes it while the state decides has it recalled ([`CurrentSessions`](super::current::CurrentSessions)).
 //! - What was recalled is not granted soon.
 
 use cavern_proto::master::{AcquireDelegation, AcquireStep};
@@ -19,8 +20,8 @@ use crate::reader::StateReader;
 enum Judged {
     /// Somebody else uses the directory.
     Used,
-    /// Others know its attributes, which it has had since this time.
-    Remembered { ctime_ns: i64 },
+    /// Others know its attributes.
+    Remembered,
     /// Nobody else knows anything.
     Free,
 }
@@ -28,7 +29,7 @@ enum Judged {
 impl Recalls {
     /// What becomes of the wish of a session to hold a directory, as it is put into the log; and if others are told by
     /// that, the number of the announcement. Of what is to be granted all who ask about the directory wait until the
-    /// state has decided: it is to be proposed in any case.
+    /// state has decided: it is to be proposed, or given up.
     ///
     /// # Errors
     /// Those of reading the state.
@@ -38,7 +39,7 @@ impl Recalls {
         directory: u64,
         session: u64,
     ) -> Result<(AcquireDelegation, Option<u64>), WorkError> {
-        let asked = |step: AcquireStep| AcquireDelegation { inode: directory, step: step.into(), ctime_ns: 0 };
+        let asked = |step: AcquireStep| AcquireDelegation { inode: directory, step: step.into() };
         let later = (asked(AcquireStep::Later), None);
         if self.is_damped(directory) {
             return Ok(later);
@@ -51,18 +52,15 @@ impl Recalls {
         };
         let judged = self.judge(reader, (directory, session), announced).await;
         match judged {
-            Ok(Judged::Free) => {
-                let ctime_ns = announced.map_or(0, |announced| announced.ctime_ns);
-                return Ok((AcquireDelegation { ctime_ns, ..asked(AcquireStep::Grant) }, None));
-            }
-            Ok(Judged::Remembered { ctime_ns }) => match announced.filter(|known| known.ctime_ns == ctime_ns) {
+            Ok(Judged::Free) => return Ok((asked(AcquireStep::Grant), None)),
+            Ok(Judged::Remembered) => match announced {
                 Some(known) => delegations.postpone(directory, known),
                 None => {
-                    let ticket = delegations.announce(directory, ctime_ns);
+                    let ticket = delegations.announce(directory);
                     return Ok((asked(AcquireStep::Announce), Some(ticket)));
                 }
             },
-            Ok(Judged::Used) | Err(_) => delegations.give_up(directory),
+            Ok(Judged::Used) | Err(_) => delegations.give_up(directory, session),
         }
         judged.map(|_| later)
     }
@@ -75,12 +73,11 @@ impl Recalls {
     ) -> Result<Judged, WorkError> {
         let record = reader.look(move |tables| Ok(tables.inode(directory)?)).await?;
         let Some(record) = record else { return Ok(Judged::Used) };
-        let (location, ctime_ns) = (InodeLocation::of(&record), record.ctime_ns);
+        let location = InodeLocation::of(&record);
         if !matches!(location, InodeLocation::Named { is_directory: true, .. }) {
             return Ok(Judged::Used);
         }
-        // Of what was changed since, others may know more than they were told to forget.
-        let announced = announced.filter(|announced| announced.ctime_ns == ctime_ns).and_then(|known| known.seq);
+        let announced = announced.and_then(|known| known.seq);
         let Some(known) = self.hub.known_by_others((directory, &location), session, announced) else {
             return Ok(Judged::Used);
         };
@@ -97,6 +94,6 @@ impl Recalls {
                 return Ok(Judged::Used);
             }
         }
-        Ok(if known.has_attributes { Judged::Remembered { ctime_ns } } else { Judged::Free })
+        Ok(if known.has_attributes { Judged::Remembered } else { Judged::Free })
     }
 }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cavern_conf::Failpoint;
-use cavern_state::{DelegationChange, DirectoryDelegation};
+use cavern_state::{Change, Changes, DelegationChange, DirectoryDelegation};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -48,13 +48,13 @@ impl Held {
 struct Claim {
     session: u64,
     stage: ClaimStage,
+    /// Another session has changed the directory since.
+    is_changed: bool,
 }
 
 /// All other sessions are told to forget the attributes of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announcement {
-    /// The directory's ctime before that.
-    pub ctime_ns: i64,
     /// Tells it from others.
     ticket: u64,
     /// By an event up to this one, when its number is known.
@@ -146,7 +146,7 @@ impl DirectoryDelegations {
         }
         let begin = match held.claims.get(&directory) {
             Some(Claim { stage: ClaimStage::Proposed, .. }) => return ClaimBegin::Taken,
-            Some(Claim { session: known, stage: ClaimStage::Announced(announced) })
+            Some(Claim { session: known, stage: ClaimStage::Announced(announced), .. })
                 if *known == session && announced.seq.is_some() =>
             {
                 ClaimBegin::Announced(*announced)
@@ -156,24 +156,28 @@ impl DirectoryDelegations {
         if held.claims.len() >= CLAIMS_MAX {
             held.claims.retain(|_, claim| matches!(claim.stage, ClaimStage::Proposed));
         }
-        held.claims.insert(directory, Claim { session, stage: ClaimStage::Proposed });
+        held.claims.insert(directory, Claim { session, stage: ClaimStage::Proposed, is_changed: false });
         self.count.store(held.len(), Ordering::Release);
         begin
     }
 
-    /// A claim waits until others have forgotten the directory, which has this ctime. Gives a number for
-    /// [`Self::announced`].
-    pub(super) fn announce(&self, directory: u64, ctime_ns: i64) -> u64 {
+    /// A claim waits until others have forgotten the directory. Gives a number for [`Self::announced`].
+    pub(super) fn announce(&self, directory: u64) -> u64 {
         let ticket = self.moment.fetch_add(1, Ordering::AcqRel) + 1;
-        self.postpone(directory, Announcement { ctime_ns, ticket, seq: None });
+        self.postpone(directory, Announcement { ticket, seq: None });
         ticket
     }
 
-    /// A claim goes on waiting.
+    /// A claim goes on waiting, unless that is in vain by now.
     pub(super) fn postpone(&self, directory: u64, announced: Announcement) {
-        if let Some(claim) = self.held.lock().claims.get_mut(&directory) {
+        let mut held = self.held.lock();
+        if held.claims.get(&directory).is_some_and(|claim| claim.is_changed) {
+            held.claims.remove(&directory);
+        } else if let Some(claim) = held.claims.get_mut(&directory) {
             claim.stage = ClaimStage::Announced(announced);
         }
+        self.count.store(held.len(), Ordering::Release);
+        drop(held);
         self.notify_returned();
     }
 
@@ -187,16 +191,44 @@ impl DirectoryDelegations {
         }
     }
 
+    /// A session has made changes, and knows by their results the directories that they are about. Where another one
+    /// waits for that to be forgotten, it does so in vain; gives the sessions with their directories of which the state
+    /// is about to decide: these are to be recalled.
+    pub(super) fn changed(&self, changes: &Changes) -> Vec<(u64, u64)> {
+        let mut decided = Vec::new();
+        if changes.origin == 0 || self.is_empty() {
+            return decided;
+        }
+        let mut held = self.held.lock();
+        if held.claims.is_empty() {
+            return decided;
+        }
+        for directory in changes.list.iter().flat_map(inodes_of) {
+            let claim = held.claims.get_mut(&directory);
+            let Some(claim) = claim.filter(|claim| claim.session != changes.origin) else { continue };
+            if matches!(claim.stage, ClaimStage::Proposed) {
+                claim.is_changed = true;
+                decided.push((claim.session, directory));
+            } else {
+                held.claims.remove(&directory);
+            }
+        }
+        self.count.store(held.len(), Ordering::Release);
+        decided
+    }
+
     /// Whether the state is about to decide on a claim of another session than this one.
     pub(super) fn others_claim(&self, session: u64) -> bool {
         let is_deciding = |claim: &Claim| claim.session != session && matches!(claim.stage, ClaimStage::Proposed);
         !self.is_empty() && self.held.lock().claims.values().any(is_deciding)
     }
 
-    /// A claim comes to nothing.
-    pub(super) fn give_up(&self, directory: u64) {
+    /// The claim of a session comes to nothing.
+    pub fn give_up(&self, directory: u64, session: u64) {
         let mut held = self.held.lock();
-        held.claims.remove(&directory);
+        if held.claims.get(&directory).is_some_and(|claim| claim.session == session) {
+            held.claims.remove(&directory);
+        }
         self.count.store(held.len(), Ordering::Release);
         drop(held);
         self.notify_returned();
@@ -230,7 +262,7 @@ impl DirectoryDelegations {
         let holder = held.holders.get(&directory).map(|held| held.session).filter(is_other);
         let claim = held.claims.get(&directory).copied().filter(|claim| is_other(&claim.session));
         match claim {
-            Some(Claim { session, stage: ClaimStage::Proposed }) => holder.or(Some(session)),
+            Some(Claim { session, stage: ClaimStage::Proposed, .. }) => holder.or(Some(session)),
             Some(_) => {
                 held.claims.remove(&directory);
                 self.count.store(held.len(), Ordering::Release);
@@ -258,6 +290,15 @@ impl DirectoryDelegations {
     /// Is notified when some have been returned; to be enabled before one looks.
     pub(super) fn next_return(&self) -> Notified<'_> {
         self.give_back.notified()
+    }
+}
+
+/// The inodes that a change is about; 0 for none.
+fn inodes_of(change: &Change) -> [u64; 3] {
+    match change {
+        Change::Entry { parent, old_inode, new_inode, .. } => [*parent, *old_inode, *new_inode],
+        Change::Inode(inode) | Change::Layout(inode) | Change::Unlinked(inode) => [*inode, 0, 0],
+        Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => [0; 3],
     }
 }
 
@@ -301,15 +342,15 @@ mod tests {
         );
         assert_eq!((held.other_holder(7, 2), held.other_holder(7, 1), held.holder(7)), (Some(1), None, None));
         assert!(held.others_claim(2) && !held.others_claim(1));
-        let first = held.announce(7, 5);
+        let first = held.announce(7);
         assert_eq!(held.claim(7, 1), ClaimBegin::New, "nobody knows up to which event");
-        let second = held.announce(7, 6);
+        let second = held.announce(7);
         held.announced(7, first, 40);
         assert_eq!(held.claim(7, 1), ClaimBegin::New, "that was the one before");
-        let third = held.announce(7, 6);
+        let third = held.announce(7);
         assert!(first < second && second < third);
         held.announced(7, third, 41);
-        let announced = Announcement { ctime_ns: 6, ticket: third, seq: Some(41) };
+        let announced = Announcement { ticket: third, seq: Some(41) };
         assert_eq!(held.claim(7, 1), ClaimBegin::Announced(announced));
         held.postpone(7, announced);
         assert!(!held.others_claim(2));
@@ -332,5 +373,26 @@ mod tests {
         held.forget_claims();
         assert!(held.other_holder(8, 1).is_none());
         assert_eq!(held.holder(7), Some(1));
+    }
+
+    #[test]
+    fn whoever_changes_a_directory_knows_it_and_a_claim_of_another_waits_in_vain() {
+        let held = DirectoryDelegations::default();
+        let by = |origin| Changes { origin, list: vec![Change::Mounts(1), Change::Inode(7)], ..Changes::default() };
+        assert!(held.changed(&by(2)).is_empty());
+        held.claim(7, 1);
+        assert!(held.changed(&by(0)).is_empty() && held.changed(&by(1)).is_empty());
+        assert_eq!(held.changed(&by(2)), [(1, 7)], "it may be delegated already");
+        held.announce(7);
+        assert!(held.is_empty(), "others know it again");
+        held.claim(7, 1);
+        held.announced(7, held.announce(7), 40);
+        assert!(held.changed(&by(1)).is_empty() && !held.is_empty(), "of that others are only notified");
+        assert!(held.changed(&by(2)).is_empty() && held.is_empty());
+        assert_eq!(held.claim(7, 1), ClaimBegin::New);
+        held.give_up(7, 2);
+        assert!(!held.is_empty(), "it is another's");
+        held.give_up(7, 1);
+        assert!(held.is_empty());
     }
 }

@@ -39,7 +39,7 @@ impl RecentChanges {
             if self.changes.len() == REMEMBERED
                 && let Some(oldest) = self.changes.pop_front()
             {
-                floor = oldest.seq;
+                floor = floor.max(oldest.seq);
             }
             self.changes.push_back(Recent { seq, origin: changes.origin, strict, change: change.clone() });
             self.last = seq;

@@ -188,9 +188,12 @@ struct Session {
     activity: ClientActivity,
 }
 
-/// What the client of a session has said that it goes by.
+/// What the client of a session goes by, as it was told, and has said.
 #[derive(Default)]
 struct KnownEpochs {
+    /// The event by which a client that knew something was told to forget everything; 0 for none. Before it has
+    /// acknowledged that, not all that it has open is entered here.
+    reset_seq: u64,
     /// Of the group of masters.
     group: u64,
     /// Of the mount table, whatever it writes.
@@ -625,7 +628,7 @@ impl WatchHub {
         let seq = state.seq;
         for (id, session) in &mut state.sessions {
             state.watches.begin(*id);
-            session.knows_earlier = true;
+            (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
             session.clear();
             session.push(&self.reset_event(*id, seq));
             self.metrics.resets.inc();

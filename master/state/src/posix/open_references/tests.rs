@@ -220,8 +220,8 @@ fn a_directory_is_held_from_its_first_moment_on() {
 }
 
 /// The wish to hold a directory, as a master that leads has it.
-fn wish(inode: u64, step: AcquireStep, ctime_ns: i64) -> Change {
-    Change::AcquireDelegation(AcquireDelegation { inode, step: step.into(), ctime_ns })
+fn wish(inode: u64, step: AcquireStep) -> Change {
+    Change::AcquireDelegation(AcquireDelegation { inode, step: step.into() })
 }
 
 #[test]
@@ -230,22 +230,20 @@ fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
     let root = bench.root;
     let (d, file) =
         (bench.done(OTHER, create(root, "d", Kind::Directory)), bench.done(OTHER, create(root, "f", Kind::File)));
-    let ctime_ns = bench.tables().inode(d).unwrap().unwrap().ctime_ns;
     let not_yet = [
-        (HOLDER, wish(d, AcquireStep::Later, 0)),
-        (HOLDER, wish(d, AcquireStep::Announce, 0)),
-        (HOLDER, wish(d, AcquireStep::Grant, ctime_ns + 1)),
-        (0, wish(d, AcquireStep::Grant, 0)),
+        (HOLDER, wish(d, AcquireStep::Later)),
+        (HOLDER, wish(d, AcquireStep::Announce)),
+        (0, wish(d, AcquireStep::Grant)),
     ];
     for (session, wish) in not_yet {
         let result = bench.change(session, wish.clone());
         assert!(result.errno == 0 && !result.delegated && bench.holder(d).is_none(), "{wish:?} by {session}");
     }
-    let no_directory = bench.refused("a file", |bench| bench.change(HOLDER, wish(file, AcquireStep::Grant, 0)));
+    let no_directory = bench.refused("a file", |bench| bench.change(HOLDER, wish(file, AcquireStep::Grant)));
     assert_eq!(no_directory.errno, Errno::NOTDIR.raw_os_error());
     for _ in 0..2 {
         bench.seq += 1;
-        let change = Some(wish(d, AcquireStep::Grant, ctime_ns));
+        let change = Some(wish(d, AcquireStep::Grant));
         let mutation = Some(Mutation { seq: bench.seq, change, ..Mutation::default() });
         let mutate = Mutate { session: HOLDER, now_ns: NOW, mutation, ..Mutate::default() };
         let (outcome, changes) = bench.run_with_changes(Kinds::Mutate(mutate));
@@ -254,25 +252,25 @@ fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
         assert_eq!(bench.holder(d), Some(HOLDER));
     }
     assert_eq!(bench.answered(HOLDER, create(d, "inside", Kind::File)).errno, 0);
-    let others = bench.refused("another's", |bench| bench.change(OTHER, wish(d, AcquireStep::Grant, 0)));
+    let others = bench.refused("another's", |bench| bench.change(OTHER, wish(d, AcquireStep::Grant)));
     assert_eq!((others.errno, others.delegated_elsewhere), (AGAIN, d));
     // Whoever has returned one may get it again; what was answered for comes before.
     bench.done(HOLDER, let_go(&[d]));
     assert_eq!(bench.answered(HOLDER, create(d, "late", Kind::File)).errno, STALE);
-    assert!(bench.change(OTHER, wish(d, AcquireStep::Grant, 0)).delegated);
+    assert!(bench.change(OTHER, wish(d, AcquireStep::Grant)).delegated);
     bench.done(OTHER, let_go(&[d]));
-    assert!(bench.change(HOLDER, wish(root, AcquireStep::Grant, 0)).delegated, "the root of a mount as well");
+    assert!(bench.change(HOLDER, wish(root, AcquireStep::Grant)).delegated, "the root of a mount as well");
     bench.done(HOLDER, let_go(&[root]));
 
     bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: Some(1 << 40), max_inodes: None }));
-    assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant, 0)).delegated, "below a quota");
+    assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant)).delegated, "below a quota");
     bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: None, max_inodes: None }));
     let mut transaction = Transaction::new(&bench.database).unwrap();
     let record = transaction.inode(d).unwrap().unwrap();
     transaction.update_inode(d, InodeRecord { listed_ns: 0, ..record });
     let (writes, _) = transaction.finish().unwrap();
     bench.database.write(writes.into_batch(&bench.database)).unwrap();
-    assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant, 0)).delegated, "not all of its names are known");
+    assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant)).delegated, "not all of its names are known");
 }
 
 #[test]

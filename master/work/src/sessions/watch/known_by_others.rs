@@ -2,7 +2,7 @@
 
 use cavern_state::InodeLocation;
 
-use super::WatchHub;
+use super::{Session, WatchHub};
 
 /// Inodes that other sessions know by themselves and that are looked at, whether they are in the directory.
 const INODES_MAX: usize = 4096;
@@ -29,12 +29,18 @@ impl WatchHub {
         if state.started.elapsed() < self.lease || state.watches.is_known_by_others(directory, session) {
             return None;
         }
+        // Others have yet to say what they have open, after they were told to forget the rest.
+        let is_open = |(id, known): (&u64, &Session)| *id != session && known.acknowledged < known.epochs.reset_seq;
+        if state.sessions.iter().any(is_open) {
+            return None;
+        }
         let knows_still = |other: u64| {
             let let_go = state.sessions.get(&other).map(|known| known.epochs.let_go);
             other != session && (announced.is_none() || let_go < announced)
         };
         let mut has_attributes = false;
-        state.watches.of_inode(directory, location, |other| has_attributes |= knows_still(other)).then_some(())?;
-        Some(KnownByOthers { has_attributes, inodes: state.watches.inodes_of_others(session, INODES_MAX)? })
+        let is_known = state.watches.of_inode(directory, location, |other| has_attributes |= knows_still(other));
+        let inodes = state.watches.inodes_of_others(session, INODES_MAX).filter(|_| is_known)?;
+        Some(KnownByOthers { has_attributes, inodes })
     }
 }

@@ -230,7 +230,7 @@ impl WatchHub {
         self.log.behind(id, &session.client);
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
         state.watches.begin(id);
-        session.knows_earlier = true;
+        (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
         session.clear();
         session.push(&self.reset_event(id, seq));
         self.metrics.resets.inc();

@@ -77,6 +77,8 @@ impl WatchHub {
         for recent in missed.iter().flatten().filter(|recent| recent.strict != 0 && !is_known) {
             state.invalidations.add(recent.strict, id, recent.seq);
         }
+        let knows_earlier = before.knows_inodes || goes_on;
+        let reset_seq = if knows_earlier && missed.is_none() { seq } else { 0 };
         let mut queue = VecDeque::from([match &missed {
             Some(missed) => self.resumed_event(id, before.applied_seq, missed.last().map_or(0, |last| last.seq)),
             None => self.reset_event(id, seq),
@@ -96,8 +98,8 @@ impl WatchHub {
             wake: wake.clone(),
             acknowledged: 0,
             received_at: Instant::now(),
-            knows_earlier: before.knows_inodes || goes_on,
-            epochs: KnownEpochs::default(),
+            knows_earlier,
+            epochs: KnownEpochs { reset_seq, ..KnownEpochs::default() },
             settles_at: None,
             activity: ClientActivity::default(),
         };

@@ -650,6 +650,11 @@ async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
     assert_eq!(known(None), Some((true, vec![5])));
     hub.acknowledge(other.id(), 9, 8);
     assert_eq!([known(Some(8)), known(Some(9))], [Some((false, vec![5])), Some((true, vec![5]))]);
+    hub.changed(changes(Vec::new(), 0));
+    let third = hub.open("third", Before { knows_inodes: true, ..Before::default() }).unwrap();
+    assert_eq!(known(Some(8)), None, "what it has open is to be said");
+    hub.acknowledge(third.id(), hub.seq(), 0);
+    assert_eq!(known(Some(8)), Some((false, vec![5])));
     hub.watch_name(other.id(), 7, b"n");
     assert_eq!(known(Some(8)), None, "it knows something that is in there");
 }
@@ -683,6 +688,6 @@ async fn who_was_away_when_others_came_to_hold_what_it_may_know_begins_anew() {
     assert!(!begins_anew(&hub_of(lease, &master), seq).await);
     master.delegations().claim(8, id + 1);
     assert!(begins_anew(&later, seq).await, "the state is about to decide");
-    master.delegations().give_up(8);
+    master.delegations().give_up(8, id + 1);
     assert!(!begins_anew(&hub_of(lease, &master), seq).await);
 }

@@ -64,7 +64,7 @@ impl Fixture {
                 Change::Link(LinkInode { inode: found(place(from)), parent, name: name(&text) })
             }
             Step::Chmod { at } => chmod(found(place(at))),
-            Step::Acquire { at } => wish(place((at, 0)).0, AcquireStep::Grant, 0),
+            Step::Acquire { at } => wish(place((at, 0)).0, AcquireStep::Grant),
             Step::LetGo { at } => let_go(&[place((at, 0)).0]),
             Step::End => unreachable!(),
         }
