@@ -1,11 +1,14 @@
 //! What a connection has still to send, in order.
 //!
 //! Small answers are laid one behind the other in one buffer, payload included, so that a burst of them is one system
-//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte.
+//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte. So is one whose
+//! payload the kernel takes from a block's file: in the clear nobody else has to see the bytes, and they have the
+//! checksums that the index has of them.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -18,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::memory::Share;
 use crate::request_error::Refusal;
-use crate::store::Block;
+use crate::store::{Block, CachedBlock};
 
 /// A segment that has reached this size gets no further answers appended.
 const SEGMENT_BYTES: usize = 256 << 10;
@@ -45,10 +48,20 @@ impl AsFd for PassedFile {
     }
 }
 
+/// Bytes of a block that are sent without being read, out of its file.
+#[derive(Debug)]
+pub(super) struct FilePayload {
+    pub block: Arc<CachedBlock>,
+    /// As offsets in the block.
+    pub bytes: Range<u32>,
+}
+
 /// An answer, encoded; and what must live until it is sent.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
     pub bytes: Vec<u8>,
+    /// What follows them.
+    pub payload: Option<FilePayload>,
     /// Files whose descriptors go with the first byte.
     pub descriptors: Vec<PassedFile>,
     /// Share of the memory budget.
@@ -76,6 +89,19 @@ impl Segment {
     pub(super) fn failure(request_id: u64, refusal: Refusal) -> Self {
         Self::of(FrameKind::Failure, request_id, &Failure::from(refusal))
     }
+
+    /// Bytes that it takes on the wire.
+    fn len(&self) -> usize {
+        self.bytes.len() + self.payload.as_ref().map_or(0, |payload| payload.bytes.len())
+    }
+
+    /// What is left of the payload in a file, when so many bytes are sent and nothing else is left.
+    fn rest_of_payload(&self, sent: usize) -> Option<(&CachedBlock, Range<u32>)> {
+        let FilePayload { block, bytes } = self.payload.as_ref()?;
+        // A payload is no longer than a block.
+        let of_payload = sent.checked_sub(self.bytes.len())? as u32;
+        Some((&**block, bytes.start + of_payload..bytes.end))
+    }
 }
 
 /// Appends header and message; the payload is to follow.
@@ -89,7 +115,7 @@ pub(super) fn append_frame(
     // Messages are bounded by the number of items in a request, payloads by what a connection may have in flight.
     let message_bytes = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
     let payload_bytes = u32::try_from(payload_bytes).unwrap_or(u32::MAX);
-    bytes.reserve(HEADER_BYTES + message_bytes as usize + payload_bytes as usize);
+    bytes.reserve(HEADER_BYTES + message_bytes as usize);
     bytes.extend_from_slice(&FrameHeader { kind, request_id, message_bytes, payload_bytes }.encode());
     message.encode_raw(bytes);
 }
@@ -144,7 +170,7 @@ impl Outgoing {
         if self.is_empty() {
             self.progress = Instant::now();
         }
-        self.bytes += segment.bytes.len();
+        self.bytes += segment.len();
         self.segments.push_back(segment);
     }
 
@@ -154,12 +180,13 @@ impl Outgoing {
         memory: Option<Share>,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let joins =
-            (self.segments.back()).is_some_and(|last| last.descriptors.is_empty() && last.bytes.len() < SEGMENT_BYTES);
+        let joins = self.segments.back().is_some_and(|last| {
+            last.descriptors.is_empty() && last.payload.is_none() && last.bytes.len() < SEGMENT_BYTES
+        });
         if !joins {
             self.spare_share = None;
             let bytes = std::mem::take(&mut self.spare);
-            self.push(Segment { bytes, descriptors: Vec::new(), memory: None });
+            self.push(Segment { bytes, ..Segment::default() });
         }
         let Some(last) = self.segments.back_mut() else { return Ok(()) };
         let before = last.bytes.len();
@@ -199,20 +226,30 @@ impl Outgoing {
 
     fn flush_segments(&mut self, socket: &Socket) -> io::Result<()> {
         while let Some(first) = self.segments.front() {
-            let written = if self.sent == 0 && !first.descriptors.is_empty() {
+            let in_file = first.rest_of_payload(self.sent);
+            let is_in_file = in_file.is_some();
+            let written = if let Some((block, rest)) = in_file {
+                socket.try_send_file(block.descriptor(), u64::from(rest.start), rest.len())
+            } else if self.sent == 0 && !first.descriptors.is_empty() {
                 let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(PassedFile::as_fd).collect();
                 socket.try_write_with(&first.bytes, &descriptors)
             } else {
                 let mut slices = [IoSlice::new(&[]); MAX_SLICES];
-                let mut count = 0;
+                let (mut count, mut payload_follows) = (0, false);
                 let plain = |(position, segment): &(usize, &Segment)| *position == 0 || segment.descriptors.is_empty();
                 for (position, segment) in self.segments.iter().enumerate().take_while(plain).take(MAX_SLICES) {
                     slices[count] = IoSlice::new(&segment.bytes[if position == 0 { self.sent } else { 0 }..]);
                     count += 1;
+                    payload_follows = segment.payload.is_some();
+                    if payload_follows {
+                        break;
+                    }
                 }
-                socket.try_write(&slices[..count])
+                let slices = &slices[..count];
+                if payload_follows { socket.try_write_more(slices) } else { socket.try_write(slices) }
             };
             match written {
+                Ok(0) if is_in_file => self.end_in_zeros(),
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => self.advance(written),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -223,12 +260,22 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Somebody has cut off the file whose turn it is, and the length of the answer is sent already. What is missing goes
+    /// as zeros: they do not match the checksums, and the client reports them.
+    fn end_in_zeros(&mut self) {
+        if let Some(first) = self.segments.front_mut() {
+            let missing = first.len() - self.sent;
+            *first = Segment { bytes: vec![0; missing], ..Segment::default() };
+            self.sent = 0;
+        }
+    }
+
     fn advance(&mut self, written: usize) {
         self.progress = Instant::now();
         self.bytes -= written;
         self.sent += written;
-        while let Some(first) = self.segments.front().filter(|first| self.sent >= first.bytes.len()) {
-            self.sent -= first.bytes.len();
+        while let Some(first) = self.segments.front().filter(|first| self.sent >= first.len()) {
+            self.sent -= first.len();
             if let Some(done) = self.segments.pop_front() {
                 self.keep_spare(done.bytes);
             }

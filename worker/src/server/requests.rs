@@ -31,7 +31,7 @@ use prost::Message as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::outgoing::{PassedFile, Segment, append_frame};
+use super::outgoing::{FilePayload, PassedFile, Segment, append_frame};
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
 use crate::orphan_blocks::OrphanCollector;
@@ -54,6 +54,10 @@ pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// A block no longer than this is made present as a whole when an open asks for nothing in particular; of a longer one,
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
+
+/// From this length on the payload of an answer is sent out of the block's file. Copying fewer bytes costs less than the
+/// system calls.
+const SENDFILE_BYTES: usize = 16 << 10;
 
 /// Bytes of one item of an answer to a read, without its checksums.
 const ITEM_BYTES: usize = 16;
@@ -320,6 +324,29 @@ impl Service {
         compose_read(&self.parts.stores, request.request_id, items, ReadWait::Never, out).is_ok()
     }
 
+    /// The answer to a read whose bytes the kernel can send out of the block's file: chunks of one block in the page
+    /// cache, all of which have checksums in the index. `None` where they have to be read.
+    pub(super) fn answer_by_file(&self, request: &ContentRequest, blocks: &[&Block]) -> Option<Segment> {
+        let ([item], [of_item]) = (&request.items[..], blocks) else { return None };
+        let Block::Cached(block) = of_item else { return None };
+        let bytes = item.range.clone();
+        if item.unit != ChecksumUnit::Chunk || bytes.len() < SENDFILE_BYTES {
+            return None;
+        }
+        let read = ReadItem { range: &bytes, unit: item.unit, block: Ok(*of_item), fetch_us: 0 };
+        let described = read_reply_item(&self.parts.stores, read, ReadWait::Never).ok()?;
+        let is_checked = described.chunk_crcs.len() == chunks_touching(bytes.start, described.length).len();
+        if !is_checked || !block.can_be_sent(&bytes) {
+            return None;
+        }
+        let mut segment = Segment::default();
+        let reply = ReadReply { items: vec![described] };
+        append_frame(&mut segment.bytes, FrameKind::ReadReply, request.request_id, &reply, bytes.len());
+        self.parts.metrics.sendfile_bytes.inc_by(bytes.len() as u64);
+        segment.payload = Some(FilePayload { block: block.clone(), bytes });
+        Some(segment)
+    }
+
     /// The answer to an open or a fill whose blocks are at hand.
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Block]) -> Segment {
         open_segment(request, blocks.iter().map(|block| Ok(((*block).clone(), Fetched::default()))))
@@ -352,7 +379,7 @@ impl Service {
         let compose = move || (answer_from_disk(&stores, request_id, items, room), memory);
         let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
         match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
-            Ok((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
+            Ok((bytes, memory)) => Segment { bytes, memory: Some(memory), ..Segment::default() },
             Err(refusal) => refused_read(request, &refusal),
         }
     }
@@ -657,6 +684,7 @@ fn compose_read<'a>(
     let mut reply = ReadReply { items: described.collect::<Result<_, _>>()? };
     let message = frame.len() + HEADER_BYTES;
     let payload = reply.items.iter().map(|item| item.length as usize).sum();
+    frame.reserve(HEADER_BYTES + reply.encoded_len() + payload);
     append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
     let mut is_changed = false;
     for (position, (item, described)) in items.zip(&mut reply.items).enumerate() {

@@ -364,6 +364,13 @@ impl Connection {
             if payload > INLINE_BYTES {
                 return false;
             }
+            if self.socket.sends_files()
+                && let Some(segment) = service.answer_by_file(request, &blocks)
+            {
+                self.outgoing.push(segment);
+                service.count_hits(request);
+                return true;
+            }
             // A worker short of memory answers from a task, which can wait for some.
             let Some(memory) = self.budget.try_take(payload) else { return false };
             let write = |out: &mut Vec<u8>| service.read_at_hand(request, &blocks, out).then_some(()).ok_or(());
