@@ -92,7 +92,7 @@ impl Inner {
         let this = Arc::clone(self);
         let reply = reply.traced(&self.trace.requests, Target { inode, node: node.clone(), ..Target::default() });
         let is_read = access == Access::Read && node.is_some();
-        let task = move |reply| async move {
+        let task = move |reply: Reply| async move {
             let node = match node {
                 Some(node) => Ok(node),
                 None => this.node(kernel_node).await,
