@@ -19,6 +19,7 @@ use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::frame_buffer::FrameBuffer;
 use crate::memory::Share;
 use crate::request_error::Refusal;
 use crate::store::{Block, CachedBlock};
@@ -59,7 +60,7 @@ pub(super) struct FilePayload {
 /// An answer, encoded; and what must live until it is sent.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
-    pub bytes: Vec<u8>,
+    pub bytes: FrameBuffer,
     /// What follows them.
     pub payload: Option<FilePayload>,
     /// Files whose descriptors go with the first byte.
@@ -106,7 +107,7 @@ impl Segment {
 
 /// Appends header and message; the payload is to follow.
 pub(super) fn append_frame(
-    bytes: &mut Vec<u8>,
+    bytes: &mut FrameBuffer,
     kind: FrameKind,
     request_id: u64,
     message: &impl Message,
@@ -116,8 +117,9 @@ pub(super) fn append_frame(
     let message_bytes = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
     let payload_bytes = u32::try_from(payload_bytes).unwrap_or(u32::MAX);
     bytes.reserve(HEADER_BYTES + message_bytes as usize);
-    bytes.extend_from_slice(&FrameHeader { kind, request_id, message_bytes, payload_bytes }.encode());
-    message.encode_raw(bytes);
+    bytes.extend(&FrameHeader { kind, request_id, message_bytes, payload_bytes }.encode());
+    let mut into = bytes.append(message_bytes as usize);
+    message.encode_raw(&mut into);
 }
 
 #[derive(Debug)]
@@ -129,7 +131,7 @@ pub(super) struct Outgoing {
     /// The socket has not yet taken all that was given to it, as [`Socket::has_unsent`] says.
     has_unsent: bool,
     /// A buffer for the next answers, and its share of what connections may keep.
-    spare: Vec<u8>,
+    spare: FrameBuffer,
     spare_share: Option<OwnedSemaphorePermit>,
     spares: Arc<Semaphore>,
     /// When something was last sent, or the queue last became non-empty.
@@ -144,7 +146,7 @@ impl Outgoing {
             sent: 0,
             bytes: 0,
             has_unsent: false,
-            spare: Vec::new(),
+            spare: FrameBuffer::default(),
             spare_share: None,
             spares,
             progress: Instant::now(),
@@ -178,7 +180,7 @@ impl Outgoing {
     pub(super) fn append<E>(
         &mut self,
         memory: Option<Share>,
-        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+        write: impl FnOnce(&mut FrameBuffer) -> Result<(), E>,
     ) -> Result<(), E> {
         let joins = self.segments.back().is_some_and(|last| {
             last.descriptors.is_empty() && last.payload.is_none() && last.bytes.len() < SEGMENT_BYTES
@@ -265,7 +267,7 @@ impl Outgoing {
     fn end_in_zeros(&mut self) {
         if let Some(first) = self.segments.front_mut() {
             let missing = first.len() - self.sent;
-            *first = Segment { bytes: vec![0; missing], ..Segment::default() };
+            *first = Segment { bytes: vec![0; missing].into(), ..Segment::default() };
             self.sent = 0;
         }
     }
@@ -285,19 +287,19 @@ impl Outgoing {
     /// Gives back the buffer that is kept for the next answers, when there are none for now.
     pub(super) fn rest(&mut self) {
         if self.segments.is_empty() {
-            self.spare = Vec::new();
+            self.spare = FrameBuffer::default();
             self.spare_share = None;
         }
     }
 
-    fn keep_spare(&mut self, mut bytes: Vec<u8>) {
+    fn keep_spare(&mut self, mut bytes: FrameBuffer) {
         if bytes.capacity() <= self.spare.capacity() || bytes.capacity() > SPARE_BYTES {
             return;
         }
         // At most SPARE_BYTES.
         let kib = bytes.capacity().div_ceil(1024) as u32;
         if let Ok(share) = self.spares.clone().try_acquire_many_owned(kib) {
-            bytes.clear();
+            bytes.truncate(0);
             self.spare = bytes;
             self.spare_share = Some(share);
         }

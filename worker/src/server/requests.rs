@@ -31,6 +31,7 @@ use prost::Message as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use super::frame_buffer::FrameBuffer;
 use super::outgoing::{FilePayload, PassedFile, Segment, append_frame};
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
@@ -313,7 +314,7 @@ impl Service {
     }
 
     /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
-    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut Vec<u8>) -> bool {
+    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut FrameBuffer) -> bool {
         let items = request.items.iter().zip(blocks).map(|(item, block)| ReadItem {
             range: &item.range,
             unit: item.unit,
@@ -627,13 +628,13 @@ fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
 
 /// Room for the answer to a read, for [`answer_from_disk`] to fill. Made by the async threads: a thread that waits for
 /// the disk now and then would keep the memory that it has allocated and that others have freed.
-fn room_for_read(request: &ContentRequest) -> Vec<u8> {
+fn room_for_read(request: &ContentRequest) -> FrameBuffer {
     let checksums = request.items.iter().map(|item| match item.unit {
         ChecksumUnit::Chunk | ChecksumUnit::Sent => item.range.len() / CHUNK_BYTES as usize + 1,
         ChecksumUnit::Part => part_count(&item.range),
     });
     let described = request.items.len() * ITEM_BYTES + checksums.sum::<usize>() * size_of::<u32>();
-    Vec::with_capacity(HEADER_BYTES + described + request.payload_bytes())
+    FrameBuffer::with_capacity(HEADER_BYTES + described + request.payload_bytes())
 }
 
 /// Reads the ranges from the disk into the frame of the answer. *Blocking*.
@@ -641,8 +642,8 @@ fn answer_from_disk(
     stores: &Stores,
     request_id: u64,
     mut items: Vec<((Range<u32>, ChecksumUnit), Ready)>,
-    mut frame: Vec<u8>,
-) -> Vec<u8> {
+    mut frame: FrameBuffer,
+) -> FrameBuffer {
     loop {
         let views = items.iter().map(|((range, unit), ready)| ReadItem {
             range,
@@ -659,7 +660,7 @@ fn answer_from_disk(
                 if let Ok((block, _)) = ready {
                     *ready = Err(unreadable(stores, block, range, error));
                 }
-                frame.clear();
+                frame.truncate(0);
             }
         }
     }
@@ -675,7 +676,7 @@ fn compose_read<'a>(
     request_id: u64,
     items: impl Iterator<Item = ReadItem<'a>> + Clone,
     wait: ReadWait,
-    frame: &mut Vec<u8>,
+    frame: &mut FrameBuffer,
 ) -> Result<(), (usize, ReadError)> {
     let described = items.clone().enumerate().map(|(position, item)| {
         // Nothing has been read yet but what checksums take.
@@ -688,13 +689,12 @@ fn compose_read<'a>(
     append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
     let mut is_changed = false;
     for (position, (item, described)) in items.zip(&mut reply.items).enumerate() {
-        let at = frame.len();
-        frame.resize(at + described.length as usize, 0);
-        if let Ok(block) = item.block {
-            block.read_by(wait, item.range.start, &mut frame[at..]).map_err(|error| (position, error))?;
-        }
+        // What is refused has none.
+        let Ok(block) = item.block else { continue };
+        let into = frame.append(described.length as usize);
+        block.read_by(wait, item.range.start, into).map_err(|error| (position, error))?;
         if !described.sent_crcs.is_empty() {
-            described.sent_crcs = frame[at..].chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
+            described.sent_crcs = into.chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
             is_changed = true;
         }
     }

@@ -681,8 +681,8 @@ async fn a_file_that_ends_while_it_is_sent_leaves_zeros_and_the_next_answer_in_i
     let near = Socket::Tcp(listener.accept().await.unwrap().0);
     let mut outgoing = Outgoing::new(Arc::new(Semaphore::new(0)));
     let payload = Some(FilePayload { block: cached, bytes: 10..100_000 });
-    outgoing.push(Segment { bytes: b"head".to_vec(), payload, ..Segment::default() });
-    outgoing.push(Segment { bytes: b"next".to_vec(), ..Segment::default() });
+    outgoing.push(Segment { bytes: b"head".to_vec().into(), payload, ..Segment::default() });
+    outgoing.push(Segment { bytes: b"next".to_vec().into(), ..Segment::default() });
     assert_eq!(outgoing.bytes(), 4 + 99_990 + 4);
     let send = async {
         while !outgoing.is_empty() {
