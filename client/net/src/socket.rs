@@ -14,6 +14,7 @@ use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::descriptors::{receive, send};
+use crate::low_water::set_low_water;
 
 /// Descriptors that one message may carry.
 pub const MAX_DESCRIPTORS: usize = 250;
@@ -116,6 +117,17 @@ impl Socket {
             Self::Unix(stream) => {
                 stream.try_io(Interest::READABLE, || receive_with_descriptors(stream, into, limit, descriptors))
             }
+        }
+    }
+
+    /// Has [`Self::ready`] tell of a plain TCP connection that can be read when so many bytes have arrived.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn set_low_water(&self, bytes: usize) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => set_low_water(stream.as_fd(), bytes),
+            Self::Tls(_) | Self::Unix(_) => Ok(()),
         }
     }
 
