@@ -77,6 +77,6 @@ cavern_conf::metrics! {
             counter("worker_fast_requests", "Requests answered from memory and page cache without waiting");
         /// Bytes of answers that this process did not copy.
         pub sendfile_bytes: Counter =
-            counter("worker_sendfile_bytes", "Bytes sent right out of block files, to clients whose connections are plain");
+            counter("worker_sendfile_bytes", "Bytes sent right out of block files, without being copied");
     }
 }

@@ -7,9 +7,9 @@
 //!
 //! Chunks that came together are a *piece*: one buffer, whose memory is free when all of them have left. Pieces leave
 //! in the order in which they came: what is read again is in the kernel's page cache. What was read ahead leaves when
-//! all of it has been given out, so that a stream goes on in memory that the processor's caches still have. While a read
-//! waits for memory nothing is kept for later; a piece that somebody else waits for is spared until he has read it.
-//! Nothing is kept of a version that has ended, however late it comes.
+//! all of it has been given out: the stream goes on in its memory, which the processor's caches have just then. While a
+//! read waits for memory nothing is kept for later; a piece that somebody else waits for is spared until he has read
+//! it. Nothing is kept of a version that has ended, however late it comes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;

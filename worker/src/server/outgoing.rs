@@ -1,9 +1,9 @@
 //! What a connection has still to send, in order.
 //!
 //! Small answers are laid one behind the other in one buffer, payload included, so that a burst of them is one system
-//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte. So is one whose
-//! payload the kernel takes from a block's file: in the clear nobody else has to see the bytes, and they have the
-//! checksums that the index has of them.
+//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte. So is one
+//! whose payload the kernel takes from a block's file: in the clear nobody else has to see the bytes, and the index has
+//! checksums of them.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -262,8 +262,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Somebody has cut off the file whose turn it is, and the length of the answer is sent already. What is missing goes
-    /// as zeros: they do not match the checksums, and the client reports them.
+    /// Somebody has cut off the file whose turn it is, and the length of the answer is sent already. What is missing
+    /// goes as zeros: they do not match the checksums, and the client reports them.
     fn end_in_zeros(&mut self) {
         if let Some(first) = self.segments.front_mut() {
             let missing = first.len() - self.sent;

@@ -56,8 +56,8 @@ pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
 
-/// From this length on the payload of an answer is sent out of the block's file. Copying fewer bytes costs less than the
-/// system calls.
+/// From this length on the payload of an answer is sent out of the block's file. To copy fewer bytes costs less than
+/// the system calls.
 const SENDFILE_BYTES: usize = 16 << 10;
 
 /// Bytes of one item of an answer to a read, without its checksums.

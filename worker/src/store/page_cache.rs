@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd as _;
 /// `cachestat(2)`, since Linux 6.5. Younger than the numbers that are those of one architecture only.
 const CACHESTAT: libc::c_long = 451;
 
-/// Whether the page cache has all pages of these bytes; some may still be on their way from the disk. `false` also where
-/// the kernel does not tell: it is older than Linux 6.5, or a filter of system calls is in between.
+/// Whether the page cache has all pages of these bytes; some may still be on their way from the disk. `false` also
+/// where the kernel does not tell: it is older than Linux 6.5, or a filter of system calls is in between.
 pub(super) fn has_pages(file: &File, bytes: &Range<u32>) -> bool {
     // SAFETY: it reads a number that never changes.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

@@ -272,7 +272,7 @@ mod tests {
             bytes.extend(std::iter::repeat_n(id as u8, *length));
         }
         bytes.extend(encode_frame(FrameKind::Read, 6, &data::Hello::default(), 500_000));
-        bytes.extend([6; 100_000]);
+        bytes.extend(std::iter::repeat_n(6, 100_000));
         for read in [read_all, read_all_by_tcp, read_all_by_tls] {
             for piece in [20_000, 200_000, 4 << 20] {
                 let (frames, end) = read(&bytes, piece, Payload::Keep);
