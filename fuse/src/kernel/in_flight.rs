@@ -149,7 +149,8 @@ impl InFlight {
         let waiting = Waiting { asked: asked.clone(), signals, task: None };
         if let Some(place) = state.early.iter().position(|early| *early == asked.unique) {
             state.early.remove(place);
-            self.signalled(&waiting);
+            // Nobody waits for it yet.
+            self.signalled(&waiting).inspect(CancellationToken::cancel);
         }
         state.waiting.insert(asked.unique, waiting);
         Admission::Waiting
@@ -196,7 +197,11 @@ impl InFlight {
     pub fn interrupt(self: &Arc<Self>, unique: u64) {
         let mut state = self.state.lock();
         if let Some(waiting) = state.waiting.get(&unique) {
-            return self.signalled(waiting);
+            let notified = self.signalled(waiting);
+            // Who waits for it is spawned, and what cannot be spawned any more is dropped, and may answer.
+            drop(state);
+            notified.inspect(CancellationToken::cancel);
+            return;
         }
         if state.early.len() == EARLY_MAX {
             state.early.pop_front();
@@ -204,7 +209,8 @@ impl InFlight {
         state.early.push_back(unique);
     }
 
-    fn signalled(self: &Arc<Self>, waiting: &Waiting) {
+    /// Gives what the caller is to cancel.
+    fn signalled(self: &Arc<Self>, waiting: &Waiting) -> Option<CancellationToken> {
         match &waiting.signals {
             InterruptPolicy::End => {
                 let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
@@ -216,9 +222,10 @@ impl InFlight {
             }
             InterruptPolicy::NotifyTask(interrupted) => {
                 self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
-                interrupted.cancel();
+                return Some(interrupted.clone());
             }
         }
+        None
     }
 
     async fn end_in_time(&self, unique: u64, thread: u32) {

@@ -22,8 +22,7 @@ pub(super) fn has_pages(file: &File, bytes: &Range<u32>) -> bool {
     let mut counts = [0u64; 5];
     // SAFETY: the kernel reads a `struct cachestat_range`, which is two numbers of 64 bits, and writes a
     // `struct cachestat`, which is five. The descriptor is open, and 0 is the only value for flags.
-    let answer =
-        unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const asked, &raw mut counts, 0 as libc::c_uint) };
+    let answer = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const asked, &raw mut counts, 0_u32) };
     answer == 0 && counts[0] >= end - first
 }
 
