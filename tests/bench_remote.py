@@ -8,14 +8,20 @@ that which `CV_BIN` names), `plainfs` and `framed`:
     tests/bench_remote.py --dir /data/bench                  # everything, about five minutes
     tests/bench_remote.py --dir /data/bench --secure         # the same over TLS
     tests/bench_remote.py --dir /data/bench random --quick   # whether it works, not how fast
+    tests/bench_remote.py --dir /data/bench ends [--secure]  # processor time at each end, which is better if less
 
 Baselines of the same run: `plainfs` over the local disk for small files; for the rest, `framed`, which sends the same
 bytes of the same files over the same cable, without a file system in between and without checksums: a ceiling. The
 sides take turns, and a figure is the median of the rounds. What the worker and `plainfs` read is in the page cache on
 every side, so nobody waits for a disk.
+
+In the section `ends` each host has one processor: master, worker and `framed serve` the first, the client, what reads
+from the mount and `framed read` the second. What `cv fuse` and `cv worker` take of them is counted by the kernel, with
+what it does in their name. `framed` is in the clear with `--secure`, too.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -35,7 +41,7 @@ certificate = "{authority}/admin-bench.pem"
 key = "{authority}/admin-bench-key.pem"
 """
 KEYS = {"CV_DEV_S3_ACCESS_KEY": "access", "CV_DEV_S3_SECRET_KEY": "secret"}
-SECTIONS = ("files", "stream", "random")
+SECTIONS = ("files", "stream", "random", "ends")
 STREAMS = 4
 
 CONF = """
@@ -62,12 +68,51 @@ mount_point = "{directory}/mount"
 """
 
 
+def processes():
+    """Those of this machine: who has started each, and the seconds of a processor that it has taken."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            text = Path(f"/proc/{entry}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        # Behind the name, which may have any character in it.
+        fields = text[text.rindex(")") + 2:].split()
+        found[int(entry)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def family(pid, found):
+    """A process and those that it has started, which these have, and so on."""
+    members = [pid]
+    for member in members:
+        members.extend(child for child, (parent, _) in found.items() if parent == member)
+    return members
+
+
+def processor_seconds(pid):
+    found = processes()
+    return sum(found[member][1] for member in family(pid, found))
+
+
+def pin(pid, cores):
+    """Has all threads of a process, and of those that it has started, run on these processors."""
+    for member in family(pid, processes()):
+        for thread in os.listdir(f"/proc/{member}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), cores)
+
+
 class Hosts:
     """The two network namespaces, and the processes in them."""
 
     def __init__(self):
         self.names = {role: f"cavern-bench-{os.getpid()}-{role}" for role in ("server", "client")}
         self.children = []
+        # The processors of each, where it has its own.
+        self.cores = {}
 
     def set_up(self):
         for name in self.names.values():
@@ -81,7 +126,10 @@ class Hosts:
 
     def command(self, role, *command):
         # `ip netns exec` would have the mount in a mount namespace of its own.
-        return ["nsenter", f"--net=/run/netns/{self.names[role]}", *(str(part) for part in command)]
+        return [*self.pinned(role), "nsenter", f"--net=/run/netns/{self.names[role]}", *(str(part) for part in command)]
+
+    def pinned(self, role):
+        return ["taskset", "-c", ",".join(map(str, self.cores[role]))] if role in self.cores else []
 
     def run(self, role, *command, **options):
         return run(*self.command(role, *command), **options)
@@ -137,7 +185,8 @@ class Bench:
         self.hosts.start("server", self.log, CV, "dev-s3", *store, env=dict(os.environ, **KEYS))
         for role in ("master", "worker"):
             (self.cluster / role).mkdir()
-            self.hosts.start("server", self.log, CV, role, "--conf", self.conf, env=self.identity(role))
+            child = self.hosts.start("server", self.log, CV, role, "--conf", self.conf, env=self.identity(role))
+        self.worker = child
         self.until("the worker is live", lambda: '"live"' in self.cv("node", "list", "--json"))
         self.until("the bucket is there", self.make_bucket)
         self.cv("mount", f"file://{self.source}", "/data", "--write-type", "cache-mode")
@@ -222,29 +271,56 @@ class Bench:
             names = list(sides)
             for name in names[number % len(names):] + names[:number % len(names)]:
                 figures[name].append(sides[name]())
-        return {name: statistics.median(found) for name, found in figures.items()}
+        return {name: self.median(found) for name, found in figures.items()}
+
+    @staticmethod
+    def median(found):
+        if isinstance(found[0], list):
+            return [statistics.median(each) for each in zip(*found)]
+        return statistics.median(found)
 
     def load(self, directory):
         self.below_in_memory()
-        text = run(sys.executable, HERE / "load_img.py", directory, "--num_workers", 8, "--raw", "--json")
-        return json.loads(text)["images_per_second"]
+        return self.read_files(directory)
+
+    def read_files(self, directory):
+        load = (sys.executable, HERE / "load_img.py", directory, "--num_workers", 8, "--raw", "--json")
+        return json.loads(run(*self.hosts.pinned("client"), *load))["images_per_second"]
 
     def framed(self, folder, key, *options):
         """What `framed` reads of a folder of the source."""
+        return self.framed_run(folder, *options)[0][key]
+
+    def framed_run(self, folder, *options):
+        """The same; and the seconds of a processor that it took, the receiver and the sender."""
         serve = self.hosts.command("server", TARGET / "framed", "serve", "--listen", f"{SERVER}:7999",
                                    self.source / folder)
         with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
             server.stdout.readline()
             try:
-                text = self.hosts.run("client", TARGET / "framed", "read", "--connect", f"{SERVER}:7999", *options)
+                opened = processor_seconds(server.pid)
+                read = self.hosts.command("client", TARGET / "framed", "read", "--connect", f"{SERVER}:7999", *options)
+                with subprocess.Popen(read, stdout=subprocess.PIPE, text=True) as reader:
+                    text = reader.stdout.read()
+                    _, status, used = os.wait4(reader.pid, 0)
+                    reader.returncode = os.waitstatus_to_exitcode(status)
+                if reader.returncode != 0:
+                    raise subprocess.CalledProcessError(reader.returncode, read)
+                sent = processor_seconds(server.pid) - opened
             finally:
                 server.kill()
-        return json.loads(text)[key]
+        return json.loads(text), [used.ru_utime + used.ru_stime, sent]
+
+    def fs_mode(self, folder):
+        """A folder of the source as files of the fs-mode mount."""
+        copied = self.mount / "work" / folder
+        if not copied.exists():
+            shutil.copytree(self.source / folder, copied)
+            self.cv("persist", "wait", "/work")
+        return copied
 
     def files_section(self):
-        ours, theirs = self.mount / "data/images", self.mount / "work/images"
-        shutil.copytree(self.source / "images", theirs)
-        self.cv("persist", "wait", "/work")
+        ours, theirs = self.mount / "data/images", self.fs_mode("images")
         plain_mount = self.directory / "plain"
         plainfs = start_plainfs(self.source, plain_mount)
         try:
@@ -291,15 +367,68 @@ class Bench:
             self.row(f"random 4 KiB, {threads} thread{'s' if threads > 1 else ''}, reads/s", figures["ours"],
                      f"framed TCP, {threads} connection{'s' if threads > 1 else ''}", figures["framed"])
 
+    def ends_section(self):
+        """What each end takes of a processor of its own."""
+        with self.a_processor_each():
+            for folder, streams in (("one", 1), ("four", STREAMS)):
+                options = ("--order", "stream", "--threads", streams, "--depth", 8)
+                what = "one stream" if streams == 1 else f"{streams} streams"
+                ways = [(", cache-mode", self.mount / "data" / folder), (", fs-mode", self.fs_mode(folder))]
+                stream = lambda at: self.bench("stream", at, "--streams", streams, "--cache", "drop")
+                reads = {name: lambda at=at: stream(at) for name, at in ways}
+                self.ends_rows(what, "MiB", self.stream_bytes >> 20, folder, options, reads)
+            ways = [(", cache-mode", self.mount / "data/images"), (", fs-mode", self.fs_mode("images"))]
+            reads = {name: lambda at=at: self.read_files(at) for name, at in ways}
+            options = ("--order", "files", "--threads", 8)
+            self.ends_rows("files of 50 KB", "file", self.files, "images", options, reads)
+
+    @contextlib.contextmanager
+    def a_processor_each(self):
+        all_cores = os.sched_getaffinity(0)
+        if len(all_cores) < 2:
+            sys.exit("ends: each end needs a processor of its own, and there is one")
+        first, second = sorted(all_cores)[:2]
+        self.hosts.cores = {"server": [first], "client": [second]}
+        try:
+            for child in self.hosts.children:
+                pin(child.pid, self.hosts.cores["client" if child is self.fuse else "server"])
+            yield
+        finally:
+            self.hosts.cores = {}
+            for child in self.hosts.children:
+                pin(child.pid, all_cores)
+
+    def ends_rows(self, what, unit, count, folder, options, reads):
+        """Rows of so many units, which are read in several ways of ours."""
+        for read in reads.values():
+            # The first pass fetches from the bucket.
+            read()
+
+        def ours(read):
+            self.below_in_memory()
+            ends = (self.fuse.pid, self.worker.pid)
+            before = [processor_seconds(pid) for pid in ends]
+            read()
+            return [(processor_seconds(pid) - was) * 1e6 / count for pid, was in zip(ends, before)]
+
+        sides = {name: lambda read=read: ours(read) for name, read in reads.items()}
+        sides["framed"] = lambda: [seconds * 1e6 / count for seconds in self.framed_run(folder, *options)[1]]
+        figures = self.in_turn(sides)
+        for name in reads:
+            for number, (end, other) in enumerate((("client", "receiver"), ("worker", "sender"))):
+                title = f"{what}{name}, {end}, µs of a processor for each {unit}"
+                self.row(title, figures[name][number], f"framed TCP, {other}", figures["framed"][number], digits=1)
+
     def bench(self, workload, directory, *options):
-        text = run(CV, "bench", workload, directory, "--rounds", 1, "--json", *options)
+        bench = (CV, "bench", workload, directory, "--rounds", 1, "--json", *options)
+        text = run(*self.hosts.pinned("client"), *bench)
         return json.loads(text)["summary"][0]["target"]["median"]
 
-    def row(self, what, ours, baseline, figure):
+    def row(self, what, ours, baseline, figure, digits=0):
         if not self.rows:
             print("| what | Cavern | baseline | figure | ratio |\n|---|---:|---|---:|---:|")
         self.rows.append(what)
-        print(f"| {what} | {ours:,.0f} | {baseline} | {figure:,.0f} | {ours / figure:.2f} |", flush=True)
+        print(f"| {what} | {ours:,.{digits}f} | {baseline} | {figure:,.{digits}f} | {ours / figure:.2f} |", flush=True)
 
     buffer = bytearray(1 << 20)
 

@@ -6,6 +6,7 @@
 //! (handshake and event loops), [`notify`] (what the kernel must forget), and beside them [`mount`].
 
 pub mod abi;
+mod begun_task;
 pub mod channel;
 mod credentials;
 pub mod directory;

@@ -75,5 +75,8 @@ cavern_conf::metrics! {
         /// Requests for block content that could be answered at once.
         pub fast_requests: Counter =
             counter("worker_fast_requests", "Requests answered from memory and page cache without waiting");
+        /// Bytes of answers that this process did not copy.
+        pub sendfile_bytes: Counter =
+            counter("worker_sendfile_bytes", "Bytes sent right out of block files, without being copied");
     }
 }

@@ -4,6 +4,7 @@
 mod block_access;
 mod connection;
 mod cores;
+mod frame_buffer;
 mod inspect;
 mod limits;
 mod listen;

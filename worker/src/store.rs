@@ -27,6 +27,7 @@ mod files;
 mod frequency;
 mod index;
 mod open_blocks;
+mod page_cache;
 mod placement;
 mod recovery;
 mod sealing;

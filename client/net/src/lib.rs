@@ -8,6 +8,7 @@ pub mod error;
 pub mod journals;
 mod keys;
 mod local_socket;
+mod low_water;
 pub mod master;
 pub mod placement;
 mod socket;

@@ -8,11 +8,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bytes::{BufMut, BytesMut};
 use cavern_security::TlsSocket;
-use rustix::net::ReturnFlags;
+use rustix::fs::sendfile;
+use rustix::net::{ReturnFlags, SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::descriptors::{receive, send};
+use crate::low_water::set_low_water;
 
 /// Descriptors that one message may carry.
 pub const MAX_DESCRIPTORS: usize = 250;
@@ -118,6 +120,17 @@ impl Socket {
         }
     }
 
+    /// Has [`Self::ready`] tell of a plain TCP connection that can be read when so many bytes have arrived.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn set_low_water(&self, bytes: usize) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => set_low_water(stream.as_fd(), bytes),
+            Self::Tls(_) | Self::Unix(_) => Ok(()),
+        }
+    }
+
     /// Writes as much as the socket takes.
     ///
     /// # Errors
@@ -128,6 +141,34 @@ impl Socket {
             Self::Tls(socket) => socket.try_write_vectored(slices),
             Self::Unix(stream) => stream.try_write_vectored(slices),
         }
+    }
+
+    /// As [`Self::try_write`], for what the rest of follows at once: the kernel keeps a packet that is not full for it.
+    ///
+    /// # Errors
+    /// As [`Self::try_write`].
+    pub fn try_write_more(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Self::Tcp(stream) = self else { return self.try_write(slices) };
+        let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
+        stream.try_io(Interest::WRITABLE, || Ok(sendmsg(stream, slices, &mut SendAncillaryBuffer::default(), flags)?))
+    }
+
+    /// Whether [`Self::try_send_file`] can be used: bytes are neither encrypted nor passed in memory.
+    pub fn sends_files(&self) -> bool {
+        matches!(self, Self::Tcp(_))
+    }
+
+    /// Writes as much as the socket takes of so many bytes of a file, from `offset` on, without anybody copying them;
+    /// 0 where the file ends. They are read as they are when the other side receives them. May wait for the disk for
+    /// those that are not in the page cache.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes nothing. Those of the file; `Unsupported` where [`Self::sends_files`] is false.
+    pub fn try_send_file(&self, file: BorrowedFd<'_>, mut offset: u64, bytes: usize) -> io::Result<usize> {
+        let Self::Tcp(stream) = self else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "files are sent over plain TCP only"));
+        };
+        stream.try_io(Interest::WRITABLE, || Ok(sendfile(stream, file, Some(&mut offset), bytes)?))
     }
 
     /// Whether the socket has not yet taken all that was written: [`Self::flush`] is to be called when it takes more.

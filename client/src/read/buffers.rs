@@ -6,9 +6,10 @@
 //! wakes who waited.
 //!
 //! Chunks that came together are a *piece*: one buffer, whose memory is free when all of them have left. Pieces leave
-//! in the order in which they came: what is read again is in the kernel's page cache. While a read waits for memory
-//! nothing is kept for later; a piece that somebody else waits for is spared until he has read it. Nothing is kept of a
-//! version that has ended, however late it comes.
+//! in the order in which they came: what is read again is in the kernel's page cache. What was read ahead leaves when
+//! all of it has been given out: the stream goes on in its memory, which the processor's caches have just then. While a
+//! read waits for memory nothing is kept for later; a piece that somebody else waits for is spared until he has read
+//! it. Nothing is kept of a version that has ended, however late it comes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -16,11 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_proto::chunk::chunk_range;
 use cavern_proto::{BlockId, CHUNK_BYTES};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::span::Span;
 use crate::memory::CHARGE_MIN_BYTES;
 use crate::mounts::ObjectVersion;
 use crate::stages::Stages;
@@ -71,6 +74,8 @@ struct State {
     /// By number: oldest first.
     pieces: BTreeMap<u64, SharedBuffer>,
     next_piece: u64,
+    /// Pieces that are kept though all of them has been given out.
+    given: usize,
     /// The versions that count, each with the numbers of its pieces.
     versions: HashMap<u64, BTreeSet<u64>>,
     last_version: u64,
@@ -85,6 +90,9 @@ struct SharedBuffer {
     since: Instant,
     /// Others than who fetched it waited for it when it came.
     awaited: bool,
+    purpose: Purpose,
+    /// Bytes that have been given to nobody; of those that were given twice some count for others.
+    left: usize,
 }
 
 #[derive(Debug)]
@@ -98,6 +106,8 @@ enum Slot {
 pub(super) enum TrimPolicy {
     /// Pieces that somebody waited for stay: he may not have read them yet.
     Awaited,
+    /// Pieces stay of which not all has been given out.
+    Left,
     Nothing,
 }
 
@@ -227,11 +237,39 @@ impl Buffers {
         true
     }
 
+    /// These bytes have been given to a reader: not to one who will ask for them once more.
+    pub(super) fn note_given(&self, block: BufferKey, span: &Span) {
+        let mut dropped = Vec::new();
+        let mut state = self.state.lock();
+        for chunk in span.chunks() {
+            let Some(Slot::Present { piece: number, .. }) = state.chunks.get(&(block, chunk)) else { continue };
+            let number = *number;
+            let Some(piece) = state.pieces.get_mut(&number).filter(|piece| piece.left > 0) else { continue };
+            let here = chunk_range(chunk, block.length);
+            let given = here.end.min(span.bytes.end).saturating_sub(here.start.max(span.bytes.start));
+            piece.left = piece.left.saturating_sub(given as usize);
+            match (piece.left, piece.purpose) {
+                (0, Purpose::Readahead) => state.take_out(number, &mut dropped, &self.stats),
+                (0, Purpose::Read) => state.given += 1,
+                _ => {}
+            }
+        }
+        // Memory is given back after the lock.
+        drop(state);
+    }
+
     /// Drops the oldest pieces of at least `bytes` bytes in total, or all that may go.
     pub(super) fn make_room(&self, bytes: u64, spare: TrimPolicy) {
         let (mut freed, mut going, mut dropped) = (0, Vec::new(), Vec::new());
         let mut state = self.state.lock();
-        let may_go = |piece: &SharedBuffer| spare == TrimPolicy::Nothing || !piece.awaited;
+        if spare == TrimPolicy::Left && state.given == 0 {
+            return;
+        }
+        let may_go = |piece: &SharedBuffer| match spare {
+            TrimPolicy::Awaited => !piece.awaited,
+            TrimPolicy::Left => piece.left == 0,
+            TrimPolicy::Nothing => true,
+        };
         for (number, piece) in state.pieces.iter().filter(|(_, piece)| may_go(piece)) {
             if freed >= bytes {
                 break;
@@ -298,6 +336,9 @@ impl State {
 
     fn take_out(&mut self, number: u64, dropped: &mut Vec<Bytes>, stats: &Stats) {
         let Some(piece) = self.pieces.remove(&number) else { return };
+        if piece.left == 0 && piece.purpose == Purpose::Read {
+            self.given -= 1;
+        }
         if let Some(numbers) = self.versions.get_mut(&piece.block.version) {
             numbers.remove(&number);
         }
@@ -347,8 +388,10 @@ impl FetchClaim {
         for chunk in self.chunks.clone() {
             state.chunks.insert((self.block, chunk), Slot::Present { piece: number, unused_readahead });
         }
-        let (chunks, bytes, since) = (self.chunks.clone(), bytes.clone(), Instant::now());
-        let piece = SharedBuffer { block: self.block, chunks, bytes, since, awaited };
+        let (chunks, since, purpose) = (self.chunks.clone(), Instant::now(), self.purpose);
+        // Nothing is counted of what has no bytes.
+        let left = bytes.len().max(1);
+        let piece = SharedBuffer { block: self.block, chunks, bytes: bytes.clone(), since, awaited, purpose, left };
         state.pieces.insert(number, piece);
     }
 }
@@ -444,6 +487,34 @@ mod tests {
         assert!(matches!(buffers.gather(block(), 2..4, Purpose::Read), ChunkLookup::Missing(_)));
         buffers.make_room(1, TrimPolicy::Nothing);
         assert!(buffers.state.lock().chunks.is_empty(), "a piece goes as a whole: only that frees its memory");
+    }
+
+    #[test]
+    fn what_was_given_out_makes_room_and_leaves_at_once_if_it_was_read_ahead() {
+        let stats = Arc::new(Stats::default());
+        let buffers = Buffers::new(stats.clone());
+        let bytes = Bytes::from(vec![1u8; CHUNK_BYTES as usize * 2]);
+        claim(&buffers, 0..2, Purpose::Readahead).fulfil(&bytes);
+        claim(&buffers, 2..4, Purpose::Read).fulfil(&bytes);
+        claim(&buffers, 4..6, Purpose::Read).fulfil(&bytes);
+        let give = |bytes: Range<u32>| buffers.note_given(block(), &Span { index: 0, bytes });
+        let is_here = |chunks: Range<u32>| buffers.in_one(block(), chunks).is_some();
+        give(0..CHUNK_BYTES + 1);
+        buffers.make_room(u64::MAX, TrimPolicy::Left);
+        assert!(is_here(0..2) && is_here(2..4) && is_here(4..6), "of each something is left");
+        give(CHUNK_BYTES + 1..3 * CHUNK_BYTES);
+        assert!(buffers.lack(block(), 0..2) && is_here(2..4));
+        give(3 * CHUNK_BYTES..5 * CHUNK_BYTES);
+        assert!(is_here(2..4) && is_here(4..6), "what was asked for stays while there is room");
+        buffers.make_room(u64::MAX, TrimPolicy::Left);
+        assert!(buffers.lack(block(), 2..4) && is_here(4..6));
+        give(5 * CHUNK_BYTES..6 * CHUNK_BYTES);
+        give(5 * CHUNK_BYTES..6 * CHUNK_BYTES);
+        assert_eq!(buffers.state.lock().given, 1);
+        buffers.clear();
+        let state = buffers.state.lock();
+        assert!(state.given == 0 && state.chunks.is_empty() && state.pieces.is_empty());
+        assert_eq!(stats.readahead_wasted_bytes.get(), 0);
     }
 
     #[test]

@@ -120,9 +120,9 @@ impl OpenFile {
         if self.core.buffers.is_empty() || self.descriptor(object, &span).is_some() {
             return None;
         }
-        let bytes = self.core.buffers.in_one(BufferKey::of_object(object, span.index), span.chunks())?;
-        let bytes = span.of_chunks(&bytes);
-        self.core.stats.read_by_buffer(bytes.len());
+        let key = BufferKey::of_object(object, span.index);
+        let bytes = span.of_chunks(&self.core.buffers.in_one(key, span.chunks())?);
+        self.core.given(key, &span);
         self.read_ahead_of(object, range);
         Some(bytes)
     }
@@ -268,12 +268,12 @@ impl OpenFile {
             }
             return read;
         }
-        let length = object.block_length(span.index);
-        let here = self.core.buffers.peek(BufferKey::of_object(object, span.index), span.chunks(), |chunk, bytes| {
-            copy_chunk(span, chunk, length, bytes, buffer);
+        let key = BufferKey::of_object(object, span.index);
+        let here = self.core.buffers.peek(key, span.chunks(), |chunk, bytes| {
+            copy_chunk(span, chunk, key.length, bytes, buffer);
         });
         if here {
-            stats.read_by_buffer(buffer.len());
+            self.core.given(key, span);
         }
         here
     }
@@ -308,7 +308,7 @@ impl OpenFile {
                 None => self.next_step(object, &span, tries, deadline).await,
             };
             if let Some(bytes) = step? {
-                self.core.stats.read_by_buffer(bytes.len());
+                self.core.given(BufferKey::of_object(object, span.index), &span);
                 return Ok(bytes);
             }
             tries = ReadAttempt::Further;

@@ -140,7 +140,7 @@ impl Files {
             copy_chunk(span, chunk, key.length, bytes, buffer);
         });
         if is_here {
-            core.stats.read_by_buffer(buffer.len());
+            core.given(key, span);
         }
         is_here
     }

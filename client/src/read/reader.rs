@@ -178,7 +178,7 @@ impl BlockReader {
         let chunks = self.core.buffers.in_one(block.key(), span.chunks())?;
         let start = (span.bytes.start % CHUNK_BYTES) as usize;
         let bytes = chunks.get(start..start + span.length()).map(|part| chunks.slice_ref(part))?;
-        self.core.stats.read_by_buffer(bytes.len());
+        self.core.given(block.key(), span);
         Some(bytes)
     }
 
@@ -197,7 +197,7 @@ impl BlockReader {
         while self.version() == Some(block.version) && !core.buffers.lack(at.key(), span.chunks()) {
             match core.next_step(&at, span, tries, deadline).await? {
                 Step::Bytes(bytes) => {
-                    core.stats.read_by_buffer(bytes.len());
+                    core.given(at.key(), span);
                     return Ok(bytes);
                 }
                 Step::Overtake => break,

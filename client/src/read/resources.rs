@@ -15,10 +15,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::buffers::{Buffers, FetchClaim, Purpose, TrimPolicy};
+use super::buffers::{BufferKey, Buffers, FetchClaim, Purpose, TrimPolicy};
 use super::descriptors::{BlockFile, Descriptors};
 use super::hedge::Hedge;
 use super::outage_wait::OutageWaiters;
+use super::span::Span;
 use crate::error::ClientError;
 use crate::memory::{Charge, MemoryBudget};
 use crate::metadata::{Metadata, Node};
@@ -182,13 +183,14 @@ impl Core {
     }
 
     /// Memory for a buffer. No read may wait here that holds memory already. What waits in buffers makes room for
-    /// reads; read-ahead takes only what is free.
+    /// reads; for read-ahead only what has been read does.
     pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
         if let Some(charge) = self.memory.try_charge(bytes) {
             return Ok(charge);
         }
         if purpose == Purpose::Readahead {
-            return Err(ClientError::Memory { waited_ms: 0 });
+            self.buffers.make_room(bytes, TrimPolicy::Left);
+            return self.memory.try_charge(bytes).ok_or(ClientError::Memory { waited_ms: 0 });
         }
         let _turn = Stage::Queue.begin();
         self.memory.want(bytes).charge(wait).await
@@ -200,6 +202,12 @@ impl Core {
         let _turn = Stage::Queue.begin();
         let wait = deadline.saturating_duration_since(Instant::now()).min(self.limits.read);
         self.joining.want(bytes).charge(wait).await
+    }
+
+    /// Bytes out of a buffer go to whoever reads them.
+    pub(super) fn given(&self, block: BufferKey, span: &Span) {
+        self.stats.read_by_buffer(span.length());
+        self.buffers.note_given(block, span);
     }
 
     /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, BufMut, BytesMut};
 use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use rustls::Connection;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
@@ -193,12 +194,13 @@ impl TlsSocket {
     pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.check()?;
         let mut connection = self.connection.lock();
-        self.send(&mut connection)?;
+        self.send(&mut connection, SendFlags::MORE)?;
         if connection.wants_write() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let taken = connection.writer().write_vectored(slices)?;
-        match self.send(&mut connection) {
+        let more = taken < slices.iter().map(|slice| slice.len()).sum::<usize>();
+        match self.send(&mut connection, if more { SendFlags::MORE } else { SendFlags::empty() }) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             _ => Ok(taken),
         }
@@ -214,17 +216,18 @@ impl TlsSocket {
     /// # Errors
     /// `WouldBlock` when it takes nothing although there is something.
     pub fn flush(&self) -> io::Result<usize> {
-        self.send(&mut self.connection.lock())
+        self.send(&mut self.connection.lock(), SendFlags::empty())
     }
 
-    /// As [`Self::flush`].
-    fn send(&self, connection: &mut Connection) -> io::Result<usize> {
+    /// As [`Self::flush`]. With `MORE` something follows at once, for which the kernel keeps a packet that is not full:
+    /// what is encrypted at a time is a little more than the largest one.
+    fn send(&self, connection: &mut Connection, flags: SendFlags) -> io::Result<usize> {
         let mut sent = 0;
         let outcome = loop {
             if !connection.wants_write() {
                 break Ok(());
             }
-            match connection.write_tls(&mut Sink(&self.stream)) {
+            match connection.write_tls(&mut Sink { stream: &self.stream, flags }) {
                 Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -269,7 +272,7 @@ impl TlsSocket {
             let outcome = connection.process_new_packets();
             if connection.wants_write() {
                 // With an error this tells the other side of it; what the socket does not take now goes later.
-                let _ = self.send(&mut connection);
+                let _ = self.send(&mut connection, SendFlags::empty());
             }
             outcome.map_err(|error| failure(&error))?;
         }
@@ -290,15 +293,21 @@ impl TlsSocket {
 }
 
 /// The socket, for rustls to write to.
-struct Sink<'a>(&'a TcpStream);
+struct Sink<'a> {
+    stream: &'a TcpStream,
+    flags: SendFlags,
+}
 
 impl Write for Sink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.try_write(bytes)
+        self.write_vectored(&[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.try_write_vectored(slices)
+        let flags = self.flags | SendFlags::NOSIGNAL;
+        self.stream.try_io(Interest::WRITABLE, || {
+            Ok(sendmsg(self.stream, slices, &mut SendAncillaryBuffer::default(), flags)?)
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -91,7 +91,8 @@ impl Inner {
         }
         let this = Arc::clone(self);
         let reply = reply.traced(&self.trace.requests, Target { inode, node: node.clone(), ..Target::default() });
-        reply.defer(move |reply| async move {
+        let is_read = access == Access::Read && node.is_some();
+        let task = move |reply: Reply| async move {
             let node = match node {
                 Some(node) => Ok(node),
                 None => this.node(kernel_node).await,
@@ -117,7 +118,9 @@ impl Inner {
                 }
             };
             this.answer_open(kernel_node, node, opened, caller, flags, reply);
-        });
+        };
+        // The bytes of a small file have been asked for before another thread has woken up.
+        if is_read { reply.begin(task) } else { reply.defer(task) }
     }
 
     /// The file, if it is read by the kernel itself once its block has been found.

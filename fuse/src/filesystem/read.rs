@@ -11,9 +11,6 @@ use super::parts::Inner;
 use crate::kernel::Reply;
 use crate::trace::Target;
 
-/// Reads of at most this size are begun by the event loop.
-pub(super) const SMALL_BYTES: usize = 128 << 10;
-
 /// From this size on, bytes in a buffer are looked for before all else, so that they are not copied once more.
 const BUFFERED_BYTES: usize = 16 << 10;
 
@@ -74,8 +71,8 @@ impl Inner {
             };
             this.answer_read(&handle, read, bytes, reply);
         };
-        // A small read has its request sent before another thread has woken up.
-        if length <= SMALL_BYTES { reply.begin(task) } else { reply.defer(task) }
+        // Its request is sent before another thread has woken up, or read-ahead has sent one.
+        reply.begin(task);
     }
 
     fn answer_read(&self, handle: &OpenHandle, read: ReadArgs, bytes: Result<Bytes, ClientError>, reply: Reply) {

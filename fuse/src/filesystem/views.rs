@@ -38,7 +38,6 @@ use super::directory::ReaddirKind;
 use super::export::Handle;
 use super::open::access;
 use super::parts::Inner;
-use super::read::SMALL_BYTES;
 use super::virtual_entries::list;
 use super::xattr::{is_kept, is_listed};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
@@ -483,8 +482,7 @@ impl Inner {
                 None => reply.error(libc::EIO),
             }
         };
-        // As with other files, a small read has its request sent before another thread has woken up.
-        if length <= SMALL_BYTES { reply.begin(task) } else { reply.defer(task) }
+        reply.begin(task);
     }
 
     /// All bytes of a range, up to the end; `None` where that is logged, or has been.

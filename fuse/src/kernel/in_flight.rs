@@ -16,10 +16,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -30,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::error;
 
+use super::begun_task::BegunTask;
 use super::channel::Channel;
 use super::request_stats::{Observation, Path, RequestKind};
 
@@ -94,7 +93,24 @@ pub struct RequestInfo {
 struct Waiting {
     asked: RequestInfo,
     signals: InterruptPolicy,
-    abort: Option<AbortHandle>,
+    task: Option<WaitingTask>,
+}
+
+/// The task of a request.
+#[derive(Debug)]
+enum WaitingTask {
+    Spawned(AbortHandle),
+    Begun(Arc<BegunTask>),
+}
+
+impl WaitingTask {
+    /// Not under the lock of the table: what is dropped here may answer.
+    fn end(self) {
+        match self {
+            Self::Spawned(task) => task.abort(),
+            Self::Begun(task) => task.give_up(),
+        }
+    }
 }
 
 /// Whether a request may wait.
@@ -130,10 +146,11 @@ impl InFlight {
         if state.waiting.len() >= WAITING_MAX {
             return Admission::Full;
         }
-        let waiting = Waiting { asked: asked.clone(), signals, abort: None };
+        let waiting = Waiting { asked: asked.clone(), signals, task: None };
         if let Some(place) = state.early.iter().position(|early| *early == asked.unique) {
             state.early.remove(place);
-            self.signalled(&waiting);
+            // Nobody waits for it yet.
+            self.signalled(&waiting).inspect(CancellationToken::cancel);
         }
         state.waiting.insert(asked.unique, waiting);
         Admission::Waiting
@@ -141,46 +158,50 @@ impl InFlight {
 
     /// Runs the task of a registered request.
     pub fn spawn(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
-        self.own(unique, self.tasks.spawn_on(task, &self.runtime).abort_handle());
+        let task = self.tasks.spawn_on(task, &self.runtime);
+        self.own(unique, WaitingTask::Spawned(task.abort_handle()));
     }
 
     /// Runs the task of a registered request, up to where it first has to wait on this thread: mostly it has nothing to
-    /// wait for, and another thread would have to be woken.
+    /// wait for, or nothing to do before somebody answers.
     pub fn begin(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
-        let mut task = Box::pin(task);
-        let _runtime = self.runtime.enter();
-        // Whoever polls it next is told when it can go on.
-        let mut nobody = Context::from_waker(Waker::noop());
-        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut nobody))) {
-            Ok(Poll::Pending) => self.spawn(unique, task),
-            // A panic has been told, and the request answered, as its task was dropped.
-            Ok(Poll::Ready(())) | Err(_) => {}
-        }
+        BegunTask::begin(task, &self.tasks, &self.runtime, |begun| self.own(unique, WaitingTask::Begun(begun)));
     }
 
     /// Runs what blocks for a registered request. Once begun it cannot be ended early.
     pub fn spawn_blocking(&self, unique: u64, work: impl FnOnce() + Send + 'static) {
-        self.own(unique, self.tasks.spawn_blocking_on(work, &self.runtime).abort_handle());
+        let task = self.tasks.spawn_blocking_on(work, &self.runtime);
+        self.own(unique, WaitingTask::Spawned(task.abort_handle()));
     }
 
-    fn own(&self, unique: u64, abort: AbortHandle) {
-        match self.state.lock().waiting.get_mut(&unique) {
-            Some(waiting) => waiting.abort = Some(abort),
+    fn own(&self, unique: u64, task: WaitingTask) {
+        let mut state = self.state.lock();
+        match state.waiting.get_mut(&unique) {
+            Some(waiting) => waiting.task = Some(task),
             // Interrupted, or done, between registration and now.
-            None => abort.abort(),
+            None => {
+                drop(state);
+                task.end();
+            }
         }
     }
 
     /// Takes the entry out: true for exactly one caller, who then answers.
     pub fn claim(&self, unique: u64) -> bool {
-        self.state.lock().waiting.remove(&unique).is_some()
+        // What is dropped with the entry is not dropped under the lock.
+        let taken = self.state.lock().waiting.remove(&unique);
+        taken.is_some()
     }
 
     /// A signal has reached the asker.
     pub fn interrupt(self: &Arc<Self>, unique: u64) {
         let mut state = self.state.lock();
         if let Some(waiting) = state.waiting.get(&unique) {
-            return self.signalled(waiting);
+            let notified = self.signalled(waiting);
+            // Who waits for it is spawned, and what cannot be spawned any more is dropped, and may answer.
+            drop(state);
+            notified.inspect(CancellationToken::cancel);
+            return;
         }
         if state.early.len() == EARLY_MAX {
             state.early.pop_front();
@@ -188,7 +209,8 @@ impl InFlight {
         state.early.push_back(unique);
     }
 
-    fn signalled(self: &Arc<Self>, waiting: &Waiting) {
+    /// Gives what the caller is to cancel.
+    fn signalled(self: &Arc<Self>, waiting: &Waiting) -> Option<CancellationToken> {
         match &waiting.signals {
             InterruptPolicy::End => {
                 let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
@@ -200,9 +222,10 @@ impl InFlight {
             }
             InterruptPolicy::NotifyTask(interrupted) => {
                 self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
-                interrupted.cancel();
+                return Some(interrupted.clone());
             }
         }
+        None
     }
 
     async fn end_in_time(&self, unique: u64, thread: u32) {
@@ -231,7 +254,7 @@ impl InFlight {
         let waiting = self.state.lock().waiting.remove(&unique);
         if let Some(waiting) = waiting {
             self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
-            self.give_up(Waiting { abort: None, ..waiting }, libc::EINTR);
+            self.give_up(Waiting { task: None, ..waiting }, libc::EINTR);
         }
     }
 
@@ -249,12 +272,12 @@ impl InFlight {
         self.tasks.wait().await;
     }
 
-    fn give_up(&self, Waiting { asked, abort, .. }: Waiting, errno: i32) {
+    fn give_up(&self, Waiting { asked, task, .. }: Waiting, errno: i32) {
         let took = asked.received.elapsed();
         // The kernel may have given up on its own: nothing is lost then.
         let _ = asked.channel.send(asked.unique, -errno, &[], &[]);
-        if let Some(abort) = abort {
-            abort.abort();
+        if let Some(task) = task {
+            task.end();
         }
         self.observation.answered(asked.kind, Path::Deferred, 0, took);
     }

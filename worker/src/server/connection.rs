@@ -38,6 +38,7 @@ use tracing::{debug, warn};
 
 use super::block_access::BlockAccess;
 use super::cores::CoreSlot;
+use super::frame_buffer::FrameBuffer;
 use super::outgoing::{Outgoing, Segment};
 use super::pacing::Pacing;
 use super::requests::{MAX_INFLIGHT_BYTES, Service};
@@ -252,7 +253,7 @@ impl Connection {
                 released = when_released(&mut self.input.hold) => self.go_on(released),
                 frame = next_eviction(&mut evictions) => {
                     if self.greeted && self.outgoing.bytes() < FLUSH_BYTES {
-                        self.outgoing.push(Segment { bytes: frame.to_vec(), ..Segment::default() });
+                        self.outgoing.push(Segment { bytes: frame.to_vec().into(), ..Segment::default() });
                     }
                 }
                 () = stop.cancelled(), if drain_until.is_none() => {
@@ -472,8 +473,8 @@ impl Connection {
 
     fn send(&mut self, segment: Segment) {
         if segment.descriptors.is_empty() && segment.memory.is_none() {
-            let append = |out: &mut Vec<u8>| {
-                out.extend_from_slice(&segment.bytes);
+            let append = |out: &mut FrameBuffer| {
+                out.extend(&segment.bytes);
                 Ok::<(), std::convert::Infallible>(())
             };
             let Ok(()) = self.outgoing.append(None, append);

@@ -1,11 +1,14 @@
 //! What a connection has still to send, in order.
 //!
 //! Small answers are laid one behind the other in one buffer, payload included, so that a burst of them is one system
-//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte.
+//! call. An answer with descriptors is a segment of its own, because they are attached to its first byte. So is one
+//! whose payload the kernel takes from a block's file: in the clear nobody else has to see the bytes, and the index has
+//! checksums of them.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -16,9 +19,10 @@ use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::frame_buffer::FrameBuffer;
 use crate::memory::Share;
 use crate::request_error::Refusal;
-use crate::store::Block;
+use crate::store::{Block, CachedBlock};
 
 /// A segment that has reached this size gets no further answers appended.
 const SEGMENT_BYTES: usize = 256 << 10;
@@ -45,10 +49,20 @@ impl AsFd for PassedFile {
     }
 }
 
+/// Bytes of a block that are sent without being read, out of its file.
+#[derive(Debug)]
+pub(super) struct FilePayload {
+    pub block: Arc<CachedBlock>,
+    /// As offsets in the block.
+    pub bytes: Range<u32>,
+}
+
 /// An answer, encoded; and what must live until it is sent.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
-    pub bytes: Vec<u8>,
+    pub bytes: FrameBuffer,
+    /// What follows them.
+    pub payload: Option<FilePayload>,
     /// Files whose descriptors go with the first byte.
     pub descriptors: Vec<PassedFile>,
     /// Share of the memory budget.
@@ -76,11 +90,24 @@ impl Segment {
     pub(super) fn failure(request_id: u64, refusal: Refusal) -> Self {
         Self::of(FrameKind::Failure, request_id, &Failure::from(refusal))
     }
+
+    /// Bytes that it takes on the wire.
+    fn len(&self) -> usize {
+        self.bytes.len() + self.payload.as_ref().map_or(0, |payload| payload.bytes.len())
+    }
+
+    /// What is left of the payload in a file, when so many bytes are sent and nothing else is left.
+    fn rest_of_payload(&self, sent: usize) -> Option<(&CachedBlock, Range<u32>)> {
+        let FilePayload { block, bytes } = self.payload.as_ref()?;
+        // A payload is no longer than a block.
+        let of_payload = sent.checked_sub(self.bytes.len())? as u32;
+        Some((&**block, bytes.start + of_payload..bytes.end))
+    }
 }
 
 /// Appends header and message; the payload is to follow.
 pub(super) fn append_frame(
-    bytes: &mut Vec<u8>,
+    bytes: &mut FrameBuffer,
     kind: FrameKind,
     request_id: u64,
     message: &impl Message,
@@ -89,9 +116,10 @@ pub(super) fn append_frame(
     // Messages are bounded by the number of items in a request, payloads by what a connection may have in flight.
     let message_bytes = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
     let payload_bytes = u32::try_from(payload_bytes).unwrap_or(u32::MAX);
-    bytes.reserve(HEADER_BYTES + message_bytes as usize + payload_bytes as usize);
-    bytes.extend_from_slice(&FrameHeader { kind, request_id, message_bytes, payload_bytes }.encode());
-    message.encode_raw(bytes);
+    bytes.reserve(HEADER_BYTES + message_bytes as usize);
+    bytes.extend(&FrameHeader { kind, request_id, message_bytes, payload_bytes }.encode());
+    let mut into = bytes.append(message_bytes as usize);
+    message.encode_raw(&mut into);
 }
 
 #[derive(Debug)]
@@ -103,7 +131,7 @@ pub(super) struct Outgoing {
     /// The socket has not yet taken all that was given to it, as [`Socket::has_unsent`] says.
     has_unsent: bool,
     /// A buffer for the next answers, and its share of what connections may keep.
-    spare: Vec<u8>,
+    spare: FrameBuffer,
     spare_share: Option<OwnedSemaphorePermit>,
     spares: Arc<Semaphore>,
     /// When something was last sent, or the queue last became non-empty.
@@ -118,7 +146,7 @@ impl Outgoing {
             sent: 0,
             bytes: 0,
             has_unsent: false,
-            spare: Vec::new(),
+            spare: FrameBuffer::default(),
             spare_share: None,
             spares,
             progress: Instant::now(),
@@ -144,7 +172,7 @@ impl Outgoing {
         if self.is_empty() {
             self.progress = Instant::now();
         }
-        self.bytes += segment.bytes.len();
+        self.bytes += segment.len();
         self.segments.push_back(segment);
     }
 
@@ -152,14 +180,15 @@ impl Outgoing {
     pub(super) fn append<E>(
         &mut self,
         memory: Option<Share>,
-        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+        write: impl FnOnce(&mut FrameBuffer) -> Result<(), E>,
     ) -> Result<(), E> {
-        let joins =
-            (self.segments.back()).is_some_and(|last| last.descriptors.is_empty() && last.bytes.len() < SEGMENT_BYTES);
+        let joins = self.segments.back().is_some_and(|last| {
+            last.descriptors.is_empty() && last.payload.is_none() && last.bytes.len() < SEGMENT_BYTES
+        });
         if !joins {
             self.spare_share = None;
             let bytes = std::mem::take(&mut self.spare);
-            self.push(Segment { bytes, descriptors: Vec::new(), memory: None });
+            self.push(Segment { bytes, ..Segment::default() });
         }
         let Some(last) = self.segments.back_mut() else { return Ok(()) };
         let before = last.bytes.len();
@@ -199,20 +228,30 @@ impl Outgoing {
 
     fn flush_segments(&mut self, socket: &Socket) -> io::Result<()> {
         while let Some(first) = self.segments.front() {
-            let written = if self.sent == 0 && !first.descriptors.is_empty() {
+            let in_file = first.rest_of_payload(self.sent);
+            let is_in_file = in_file.is_some();
+            let written = if let Some((block, rest)) = in_file {
+                socket.try_send_file(block.descriptor(), u64::from(rest.start), rest.len())
+            } else if self.sent == 0 && !first.descriptors.is_empty() {
                 let descriptors: Vec<BorrowedFd<'_>> = first.descriptors.iter().map(PassedFile::as_fd).collect();
                 socket.try_write_with(&first.bytes, &descriptors)
             } else {
                 let mut slices = [IoSlice::new(&[]); MAX_SLICES];
-                let mut count = 0;
+                let (mut count, mut payload_follows) = (0, false);
                 let plain = |(position, segment): &(usize, &Segment)| *position == 0 || segment.descriptors.is_empty();
                 for (position, segment) in self.segments.iter().enumerate().take_while(plain).take(MAX_SLICES) {
                     slices[count] = IoSlice::new(&segment.bytes[if position == 0 { self.sent } else { 0 }..]);
                     count += 1;
+                    payload_follows = segment.payload.is_some();
+                    if payload_follows {
+                        break;
+                    }
                 }
-                socket.try_write(&slices[..count])
+                let slices = &slices[..count];
+                if payload_follows { socket.try_write_more(slices) } else { socket.try_write(slices) }
             };
             match written {
+                Ok(0) if is_in_file => self.end_in_zeros(),
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => self.advance(written),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -223,12 +262,22 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Somebody has cut off the file whose turn it is, and the length of the answer is sent already. What is missing
+    /// goes as zeros: they do not match the checksums, and the client reports them.
+    fn end_in_zeros(&mut self) {
+        if let Some(first) = self.segments.front_mut() {
+            let missing = first.len() - self.sent;
+            *first = Segment { bytes: vec![0; missing].into(), ..Segment::default() };
+            self.sent = 0;
+        }
+    }
+
     fn advance(&mut self, written: usize) {
         self.progress = Instant::now();
         self.bytes -= written;
         self.sent += written;
-        while let Some(first) = self.segments.front().filter(|first| self.sent >= first.bytes.len()) {
-            self.sent -= first.bytes.len();
+        while let Some(first) = self.segments.front().filter(|first| self.sent >= first.len()) {
+            self.sent -= first.len();
             if let Some(done) = self.segments.pop_front() {
                 self.keep_spare(done.bytes);
             }
@@ -238,19 +287,19 @@ impl Outgoing {
     /// Gives back the buffer that is kept for the next answers, when there are none for now.
     pub(super) fn rest(&mut self) {
         if self.segments.is_empty() {
-            self.spare = Vec::new();
+            self.spare = FrameBuffer::default();
             self.spare_share = None;
         }
     }
 
-    fn keep_spare(&mut self, mut bytes: Vec<u8>) {
+    fn keep_spare(&mut self, mut bytes: FrameBuffer) {
         if bytes.capacity() <= self.spare.capacity() || bytes.capacity() > SPARE_BYTES {
             return;
         }
         // At most SPARE_BYTES.
         let kib = bytes.capacity().div_ceil(1024) as u32;
         if let Ok(share) = self.spares.clone().try_acquire_many_owned(kib) {
-            bytes.clear();
+            bytes.truncate(0);
             self.spare = bytes;
             self.spare_share = Some(share);
         }

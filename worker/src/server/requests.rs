@@ -31,7 +31,8 @@ use prost::Message as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::outgoing::{PassedFile, Segment, append_frame};
+use super::frame_buffer::FrameBuffer;
+use super::outgoing::{FilePayload, PassedFile, Segment, append_frame};
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
 use crate::orphan_blocks::OrphanCollector;
@@ -54,6 +55,10 @@ pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// A block no longer than this is made present as a whole when an open asks for nothing in particular; of a longer one,
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
+
+/// From this length on the payload of an answer is sent out of the block's file. To copy fewer bytes costs less than
+/// the system calls.
+const SENDFILE_BYTES: usize = 16 << 10;
 
 /// Bytes of one item of an answer to a read, without its checksums.
 const ITEM_BYTES: usize = 16;
@@ -309,7 +314,7 @@ impl Service {
     }
 
     /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
-    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut Vec<u8>) -> bool {
+    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut FrameBuffer) -> bool {
         let items = request.items.iter().zip(blocks).map(|(item, block)| ReadItem {
             range: &item.range,
             unit: item.unit,
@@ -318,6 +323,29 @@ impl Service {
         });
         // An error is met again, and dealt with, on the slow path.
         compose_read(&self.parts.stores, request.request_id, items, ReadWait::Never, out).is_ok()
+    }
+
+    /// The answer to a read whose bytes the kernel can send out of the block's file: chunks of one block in the page
+    /// cache, all of which have checksums in the index. `None` where they have to be read.
+    pub(super) fn answer_by_file(&self, request: &ContentRequest, blocks: &[&Block]) -> Option<Segment> {
+        let ([item], [of_item]) = (&request.items[..], blocks) else { return None };
+        let Block::Cached(block) = of_item else { return None };
+        let bytes = item.range.clone();
+        if item.unit != ChecksumUnit::Chunk || bytes.len() < SENDFILE_BYTES {
+            return None;
+        }
+        let read = ReadItem { range: &bytes, unit: item.unit, block: Ok(*of_item), fetch_us: 0 };
+        let described = read_reply_item(&self.parts.stores, read, ReadWait::Never).ok()?;
+        let is_checked = described.chunk_crcs.len() == chunks_touching(bytes.start, described.length).len();
+        if !is_checked || !block.can_be_sent(&bytes) {
+            return None;
+        }
+        let mut segment = Segment::default();
+        let reply = ReadReply { items: vec![described] };
+        append_frame(&mut segment.bytes, FrameKind::ReadReply, request.request_id, &reply, bytes.len());
+        self.parts.metrics.sendfile_bytes.inc_by(bytes.len() as u64);
+        segment.payload = Some(FilePayload { block: block.clone(), bytes });
+        Some(segment)
     }
 
     /// The answer to an open or a fill whose blocks are at hand.
@@ -352,7 +380,7 @@ impl Service {
         let compose = move || (answer_from_disk(&stores, request_id, items, room), memory);
         let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
         match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
-            Ok((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
+            Ok((bytes, memory)) => Segment { bytes, memory: Some(memory), ..Segment::default() },
             Err(refusal) => refused_read(request, &refusal),
         }
     }
@@ -600,13 +628,13 @@ fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
 
 /// Room for the answer to a read, for [`answer_from_disk`] to fill. Made by the async threads: a thread that waits for
 /// the disk now and then would keep the memory that it has allocated and that others have freed.
-fn room_for_read(request: &ContentRequest) -> Vec<u8> {
+fn room_for_read(request: &ContentRequest) -> FrameBuffer {
     let checksums = request.items.iter().map(|item| match item.unit {
         ChecksumUnit::Chunk | ChecksumUnit::Sent => item.range.len() / CHUNK_BYTES as usize + 1,
         ChecksumUnit::Part => part_count(&item.range),
     });
     let described = request.items.len() * ITEM_BYTES + checksums.sum::<usize>() * size_of::<u32>();
-    Vec::with_capacity(HEADER_BYTES + described + request.payload_bytes())
+    FrameBuffer::with_capacity(HEADER_BYTES + described + request.payload_bytes())
 }
 
 /// Reads the ranges from the disk into the frame of the answer. *Blocking*.
@@ -614,8 +642,8 @@ fn answer_from_disk(
     stores: &Stores,
     request_id: u64,
     mut items: Vec<((Range<u32>, ChecksumUnit), Ready)>,
-    mut frame: Vec<u8>,
-) -> Vec<u8> {
+    mut frame: FrameBuffer,
+) -> FrameBuffer {
     loop {
         let views = items.iter().map(|((range, unit), ready)| ReadItem {
             range,
@@ -632,7 +660,7 @@ fn answer_from_disk(
                 if let Ok((block, _)) = ready {
                     *ready = Err(unreadable(stores, block, range, error));
                 }
-                frame.clear();
+                frame.truncate(0);
             }
         }
     }
@@ -648,7 +676,7 @@ fn compose_read<'a>(
     request_id: u64,
     items: impl Iterator<Item = ReadItem<'a>> + Clone,
     wait: ReadWait,
-    frame: &mut Vec<u8>,
+    frame: &mut FrameBuffer,
 ) -> Result<(), (usize, ReadError)> {
     let described = items.clone().enumerate().map(|(position, item)| {
         // Nothing has been read yet but what checksums take.
@@ -657,16 +685,16 @@ fn compose_read<'a>(
     let mut reply = ReadReply { items: described.collect::<Result<_, _>>()? };
     let message = frame.len() + HEADER_BYTES;
     let payload = reply.items.iter().map(|item| item.length as usize).sum();
+    frame.reserve(HEADER_BYTES + reply.encoded_len() + payload);
     append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
     let mut is_changed = false;
     for (position, (item, described)) in items.zip(&mut reply.items).enumerate() {
-        let at = frame.len();
-        frame.resize(at + described.length as usize, 0);
-        if let Ok(block) = item.block {
-            block.read_by(wait, item.range.start, &mut frame[at..]).map_err(|error| (position, error))?;
-        }
+        // What is refused has none.
+        let Ok(block) = item.block else { continue };
+        let into = frame.append(described.length as usize);
+        block.read_by(wait, item.range.start, into).map_err(|error| (position, error))?;
         if !described.sent_crcs.is_empty() {
-            described.sent_crcs = frame[at..].chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
+            described.sent_crcs = into.chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
             is_changed = true;
         }
     }

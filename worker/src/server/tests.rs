@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use bytes::{Buf, BytesMut};
 use cavern_conf::process::Metrics;
 use cavern_conf::{Budgets, ByteSize, schema};
+use cavern_net::Socket;
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
@@ -24,6 +25,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+use super::outgoing::{FilePayload, Outgoing, Segment};
 use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
 use crate::membership::Membership;
@@ -33,7 +35,7 @@ use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
 use crate::parts::WorkerParts;
 use crate::persist::Uploads;
-use crate::store::{StoreOptions, Stores};
+use crate::store::{StoreOptions, Stores, Touch};
 
 mod copy;
 mod inspect;
@@ -621,6 +623,80 @@ async fn more_is_in_flight_than_buffers_hold() {
     }
     seen.sort_unstable();
     assert_eq!(seen, (2..102).collect::<Vec<_>>());
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whole_chunks_are_sent_out_of_the_file_among_other_answers() {
+    let bench = Fixture::new("sendfile").await;
+    let bytes = noise(3 * CHUNK_BYTES as usize + 77_000);
+    let (block, length) = (bench.put("a", &bytes, MIB), bytes.len() as u32);
+    let mut client = bench.tcp().await;
+    client.read(vec![(block.clone(), 0, length)]).await;
+    assert_eq!(bench.metrics.sendfile_bytes.get(), 0, "it came from the bucket");
+    // Of the last two not all is in whole chunks, or it is little.
+    let ranges = [(0, length), (CHUNK_BYTES, 2 * CHUNK_BYTES), (5, CHUNK_BYTES), (3 * CHUNK_BYTES, 9000)];
+    let mut asked = std::collections::HashMap::new();
+    for (offset, length) in ranges.into_iter().cycle().take(40) {
+        let range = Some(Range { offset, length });
+        let items = vec![read_request::Item { block: Some(block.clone()), range, part: None }];
+        let id = client.send(FrameKind::Read, &ReadRequest { items, deadline_ms: 20_000 }).await;
+        asked.insert(id, offset as usize..(offset + length) as usize);
+    }
+    for _ in 0..40 {
+        let answer = client.receive().await.unwrap();
+        let range = asked.remove(&answer.request_id).unwrap();
+        assert_eq!(answer.payload, bytes[range.clone()], "{range:?}");
+        let reply: ReadReply = answer.decode(FrameKind::ReadReply);
+        if range.start % CHUNK_BYTES as usize == 0 && range.len() > 9000 {
+            let found: Vec<u32> = answer.payload.chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
+            assert_eq!(reply.items[0].chunk_crcs, found, "{range:?}");
+        }
+    }
+    assert_eq!(bench.metrics.sendfile_bytes.get(), 10 * u64::from(length + 2 * CHUNK_BYTES));
+    // Within its last page, where the page cache cannot tell.
+    let path = bench.stores.cache.find(&block_id(&block), Touch::None).unwrap().path().to_owned();
+    File::options().write(true).open(&path).unwrap().set_len(u64::from(length) - 10).unwrap();
+    let (reply, _) = client.read(vec![(block.clone(), 0, length)]).await;
+    assert_eq!(reply.items[0].status(), Status::IoError, "{}", reply.items[0].message);
+    let (reply, payload) = client.read(vec![(block, 0, length)]).await;
+    assert_eq!((reply.items[0].status(), payload), (Status::Ok, Bytes::from(bytes)), "fetched again");
+    bench.end().await;
+}
+
+fn block_id(block: &BlockRef) -> BlockId {
+    BlockId { content: ContentId::from_slice(&block.content_id).unwrap(), index: block.index }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_ends_while_it_is_sent_leaves_zeros_and_the_next_answer_in_its_place() {
+    let bench = Fixture::new("cut-file").await;
+    let bytes = noise(100_000);
+    let block = bench.put("a", &bytes, MIB);
+    bench.tcp().await.read(vec![(block.clone(), 0, 100_000)]).await;
+    let cached = bench.stores.cache.find(&block_id(&block), Touch::None).unwrap();
+    File::options().write(true).open(cached.path()).unwrap().set_len(60_000).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let near = Socket::Tcp(listener.accept().await.unwrap().0);
+    let mut outgoing = Outgoing::new(Arc::new(Semaphore::new(0)));
+    let payload = Some(FilePayload { block: cached, bytes: 10..100_000 });
+    outgoing.push(Segment { bytes: b"head".to_vec().into(), payload, ..Segment::default() });
+    outgoing.push(Segment { bytes: b"next".to_vec().into(), ..Segment::default() });
+    assert_eq!(outgoing.bytes(), 4 + 99_990 + 4);
+    let send = async {
+        while !outgoing.is_empty() {
+            near.ready(Interest::WRITABLE).await.unwrap();
+            outgoing.flush(&near).unwrap();
+        }
+    };
+    let mut received = vec![1; 99_998];
+    let (received_all, ()) =
+        tokio::time::timeout(PATIENCE, async { tokio::join!(far.read_exact(&mut received), send) }).await.unwrap();
+    assert_eq!(received_all.unwrap(), 99_998);
+    let expected = [&b"head"[..], &bytes[10..60_000], &[0; 40_000], b"next"].concat();
+    assert!(received == expected);
+    assert_eq!(outgoing.bytes(), 0);
     bench.end().await;
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -10,10 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cavern_conf::FileUsage;
 use cavern_proto::BlockId;
+use cavern_proto::chunk::{chunk_range, chunks_touching};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::files::{create_file, open_to_read};
+use super::page_cache;
 use super::sealing::{Cipher, Sealed};
 
 /// Whether a read may wait for the disk.
@@ -200,6 +203,21 @@ impl BlockFile {
             ReadWait::Disk => self.read(offset, buffer).map(|()| true),
         };
         if read.map_err(ReadError::Io)? { Ok(()) } else { Err(ReadError::NotCached) }
+    }
+
+    /// Whether these bytes can be sent right out of the file without waiting for a disk: the file has them as they are,
+    /// and they are in the page cache. Should the kernel need their memory just then, they are read from the disk once
+    /// more. Never waits for a disk itself.
+    pub fn can_be_sent(&self, bytes: &Range<u32>) -> bool {
+        // A page that is there may still be on its way. So are those that the disk was asked for together with it: the
+        // last one of each chunk tells.
+        let is_read = |chunk: u32| {
+            let end = chunk_range(chunk, self.place.length).end.min(bytes.end);
+            matches!(read_pages(&self.reader, end.saturating_sub(1), &mut [0u8], BehindEnd::Missing), Ok(true))
+        };
+        self.sealed.is_none()
+            && page_cache::has_pages(&self.reader, bytes)
+            && chunks_touching(bytes.start, bytes.len() as u32).all(is_read)
     }
 
     /// When the file was last written to, nanoseconds since the Unix epoch.

@@ -20,6 +20,11 @@ use crate::socket::Socket;
 const READ_BYTES: usize = 16 * 1024;
 /// The rest of a payload that is shorter than this is copied, too: what follows it comes by the same system call.
 const SHORT_BYTES: usize = 8 * 1024;
+/// Of a payload of which this much is missing as much is waited for: to be woken for each packet, which has 64 KiB at
+/// most, would cost half of what it costs to copy it.
+const LOW_WATER_BYTES: usize = 256 * 1024;
+/// Where less is missing, whatever comes is read.
+const LOW_WATER_MIN_BYTES: usize = 64 * 1024;
 /// Descriptors that may have arrived without their frame being complete.
 const DESCRIPTORS_MAX: usize = 1024;
 
@@ -46,6 +51,8 @@ pub(super) struct FrameReader {
     payloads: Arc<ReceiveBuffers>,
     descriptors: VecDeque<OwnedFd>,
     partial: Option<Partial>,
+    /// What [`Socket::set_low_water`] was told.
+    low_water: usize,
 }
 
 /// A frame whose payload is still coming.
@@ -61,7 +68,8 @@ struct Partial {
 impl FrameReader {
     /// Payloads go into buffers of `payloads`.
     pub(super) fn new(payloads: Arc<ReceiveBuffers>) -> Self {
-        Self { buffer: BytesMut::with_capacity(READ_BYTES), payloads, descriptors: VecDeque::new(), partial: None }
+        let (buffer, descriptors) = (BytesMut::with_capacity(READ_BYTES), VecDeque::new());
+        Self { buffer, payloads, descriptors, partial: None, low_water: 1 }
     }
 
     /// The next frame; `judge` sees each header before memory is spent on its payload, and an error of it ends the
@@ -80,11 +88,27 @@ impl FrameReader {
             match self.receive(socket) {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, self.end_cause())),
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => _ = socket.ready(Interest::READABLE).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.set_low_water(socket)?;
+                    socket.ready(Interest::READABLE).await?;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Of a long payload enough is waited for to be worth a wake-up; of anything else, for a byte.
+    fn set_low_water(&mut self, socket: &Socket) -> io::Result<()> {
+        let wanted = match &self.partial {
+            Some(partial) if partial.missing >= LOW_WATER_MIN_BYTES => partial.missing.min(LOW_WATER_BYTES),
+            _ => 1,
+        };
+        if self.low_water != wanted {
+            socket.set_low_water(wanted)?;
+            self.low_water = wanted;
+        }
+        Ok(())
     }
 
     /// Why the stream may have ended here.
@@ -235,6 +259,28 @@ mod tests {
             match reader.next(&socket, |_| Ok(fate)).await {
                 Ok(frame) => frames.push(frame),
                 Err(error) => return (frames, error),
+            }
+        }
+    }
+
+    #[test]
+    fn long_payloads_arrive_whole_and_the_end_comes_in_the_middle_of_one() {
+        let lengths = [1 << 20, 3, 700_001, LOW_WATER_MIN_BYTES, 0, 300_000];
+        let mut bytes = Vec::new();
+        for (id, length) in lengths.iter().enumerate() {
+            bytes.extend(encode_frame(FrameKind::Read, id as u64, &data::Hello::default(), *length as u32));
+            bytes.extend(std::iter::repeat_n(id as u8, *length));
+        }
+        bytes.extend(encode_frame(FrameKind::Read, 6, &data::Hello::default(), 500_000));
+        bytes.extend(std::iter::repeat_n(6, 100_000));
+        for read in [read_all, read_all_by_tcp, read_all_by_tls] {
+            for piece in [20_000, 200_000, 4 << 20] {
+                let (frames, end) = read(&bytes, piece, Payload::Keep);
+                assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+                assert_eq!(frames.iter().map(|frame| frame.payload.len()).collect::<Vec<_>>(), lengths);
+                for (id, frame) in frames.iter().enumerate() {
+                    assert!(frame.payload.iter().all(|byte| usize::from(*byte) == id), "{id} in pieces of {piece}");
+                }
             }
         }
     }

@@ -15,6 +15,7 @@ use crate::memory::Share;
 use crate::request_error::{Refusal, on_disk};
 use crate::reserved::{Reservation, ReserveResult};
 use crate::server::block_access::{OfBlocks, Verdict};
+use crate::server::frame_buffer::FrameBuffer;
 use crate::server::outgoing::{PassedFile, Segment};
 use crate::server::requests::{ContentRequest, MAX_INFLIGHT_BYTES, Service, deadline_of};
 use crate::server::roles;
@@ -364,9 +365,16 @@ impl Connection {
             if payload > INLINE_BYTES {
                 return false;
             }
+            if self.socket.sends_files()
+                && let Some(segment) = service.answer_by_file(request, &blocks)
+            {
+                self.outgoing.push(segment);
+                service.count_hits(request);
+                return true;
+            }
             // A worker short of memory answers from a task, which can wait for some.
             let Some(memory) = self.budget.try_take(payload) else { return false };
-            let write = |out: &mut Vec<u8>| service.read_at_hand(request, &blocks, out).then_some(()).ok_or(());
+            let write = |out: &mut FrameBuffer| service.read_at_hand(request, &blocks, out).then_some(()).ok_or(());
             if self.outgoing.append(Some(memory), write).is_err() {
                 return false;
             }
