@@ -221,6 +221,8 @@ impl Master {
             maintenance::run(consensus.clone(), database, sealer, metrics.clone(), high_water, ending.clone());
         let maintenance = host::spawn(maintenance);
         let master = Self { election, address, consensus, database: free, server, leading, maintenance, ending };
+        // It keeps the database open, for whose end `stop` waits.
+        drop(bootstrap);
         if master.is_ready(&stop).await {
             return Ok(Some(master));
         }

@@ -25,8 +25,9 @@ const REPLAYED_MAX: u64 = 16 << 20;
 const CUT: Duration = Duration::from_secs(5);
 /// In an epoch, those of the place in the log; those of the term are before them.
 const EPOCH_INDEX_BITS: u32 = 40;
-/// For a snapshot to be made.
+/// For a snapshot to be made, and between two requests for it.
 const SNAPSHOT: Duration = Duration::from_secs(600);
+const SNAPSHOT_AGAIN: Duration = Duration::from_millis(200);
 
 impl Consensus {
     /// The group as this master sees it. What its program knows is for others to add.
@@ -229,12 +230,18 @@ impl Consensus {
     /// Makes a snapshot of all that is applied. The log is cut of what is old enough.
     pub async fn make_snapshot(&self) -> Result {
         let applied = self.raft.metrics().borrow_watched().last_applied;
-        self.raft.trigger().snapshot().await.map_err(fatal)?;
         let made = |metrics: &RaftMetrics<Types>| metrics.snapshot >= applied || metrics.running_state.is_err();
-        if self.until_within(SNAPSHOT, made).await {
-            return Ok(());
-        }
-        Err(ConsensusError::Deadline(format!("no snapshot was made within {SNAPSHOT:?}")))
+        let making = async {
+            loop {
+                // While one is being made, no other is begun, and that one may lack what was applied last.
+                self.raft.trigger().snapshot().await.map_err(fatal)?;
+                if self.until_within(SNAPSHOT_AGAIN, made).await {
+                    return Ok::<_, ConsensusError>(());
+                }
+            }
+        };
+        let late = |_elapsed| Err(ConsensusError::Deadline(format!("no snapshot was made within {SNAPSHOT:?}")));
+        tokio::time::timeout(SNAPSHOT, making).await.unwrap_or_else(late)
     }
 
     /// Whether it comes to be so within a time, and before the consensus ends.

@@ -188,9 +188,93 @@ impl RaftSnapshotBuilder<Types> for Builder {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use cavern_conf::process::Metrics;
     use cavern_proto::raft::SnapshotOffer;
+    use cavern_state::feature_version::FEATURE_VERSION;
+    use cavern_state::{Changes, Lock, Resources};
+    use openraft::async_runtime::watch::WatchReceiver as _;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
+    use crate::leadership::leadership_won;
+    use crate::types::Batch;
+    use crate::{
+        ChangeListener, Consensus, ConsensusConfig, ConsensusMetrics, FIRST_NODE, Identity, LogLimits, PeerConnector,
+        until,
+    };
+
+    /// For what takes a moment.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    struct NullListener;
+
+    impl ChangeListener for NullListener {
+        fn changed(&self, _: Changes) -> u64 {
+            0
+        }
+        fn replaced(&self) {}
+    }
+
+    /// The only master of a group, which leads, and makes no snapshot by itself.
+    async fn only_master(root: &Path) -> Consensus {
+        let database = CurrentDatabase::open(root, Resources::of_cache(1 << 20), Lock::take(root).unwrap()).unwrap();
+        let address = "127.0.0.1:1".to_owned();
+        let (founds, snapshots) = (Some(vec![address.clone()]), root.join("snapshots"));
+        let config = ConsensusConfig {
+            cluster_name: "c",
+            identity: Identity { cluster_id: "c".into(), node_id: FIRST_NODE, founds },
+            address,
+            snapshots: &snapshots,
+            log: LogLimits { snapshot_after: u64::MAX, keep: Duration::MAX, size_max: u64::MAX },
+            connector: PeerConnector(cavern_security::Transport::Plain),
+            known: FEATURE_VERSION,
+        };
+        let metrics = ConsensusMetrics::register(&Metrics::new("master"));
+        let master = Consensus::start(Arc::new(database), config, Arc::new(NullListener), metrics).await.unwrap();
+        leadership_won(&master).await;
+        master
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_that_is_asked_for_while_another_is_made_has_what_that_one_lacks() {
+        let root = tempfile::tempdir().unwrap();
+        let master = only_master(root.path()).await;
+        let write = async || master.raft.client_write(Batch::default()).await.unwrap().log_id;
+        write().await;
+        // The first has its place in the log, and is not done before `hold` is dropped.
+        let (committing, (hold, held), (begun, has_begun)) =
+            (master.snapshots.committing.clone(), mpsc::channel::<()>(), mpsc::channel());
+        let holder = thread::spawn(move || {
+            let _committing = committing.lock();
+            begun.send(()).unwrap();
+            let _dropped = held.recv();
+        });
+        has_begun.recv().unwrap();
+        master.raft.trigger().snapshot().await.unwrap();
+        let cut = async {
+            // RocksDB gives it this name when it is whole.
+            while !master.snapshots.directory.join(NEW).exists() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(PATIENCE, cut).await.expect("no snapshot is begun");
+        let last = write().await;
+        assert!(until(&mut master.observe(), |metrics| metrics.last_applied >= Some(last)).await);
+        let mut making = pin!(master.make_snapshot());
+        assert!(futures::poll!(making.as_mut()).is_pending());
+        // The core is asked one thing after another: it has been asked for the second one by now.
+        write().await;
+        drop(hold);
+        holder.join().unwrap();
+        timeout(PATIENCE, making).await.expect("the second snapshot is not made").unwrap();
+        assert!(master.observe().borrow_watched().snapshot >= Some(last));
+        master.stop().await;
+    }
 
     #[test]
     fn leftovers_are_removed_and_the_newest_complete_snapshot_stays() {

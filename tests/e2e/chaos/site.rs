@@ -29,13 +29,14 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 const DISK: &str = "mkdir -p /var/lib/cavern/master && mount -t tmpfs -o size=256m,mode=700 disk \
     /var/lib/cavern/master";
 
-/// How long a call may wait is not the point here, on a machine that is busy; but some calls are to fail in the end.
+/// How long a call may wait is not the point here, on a machine that is busy; but some calls are to fail in the end, if
+/// only reads of the bucket.
 const CONF: &str = "\
 [cluster]\nname = \"chaos\"\nmasters = [\"10.77.0.10:7700\", \"10.77.0.11:7700\", \"10.77.0.12:7700\"]\n\
 [security]\ninsecure = true\n\
 [master]\nlisten = \"0.0.0.0:7700\"\npersist_delay = \"1s\"\n\
 [worker]\nlisten = \"0.0.0.0:7710\"\n\
-[client]\nmetadata_timeout = \"15s\"\nread_timeout = \"15s\"\n\
+[client]\nmetadata_timeout = \"15s\"\nread_timeout = \"15s\"\nbucket_timeout = \"45s\"\n\
 [fuse]\nmount_point = \"/mnt/cavern\"\n";
 
 pub struct Site {
