@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cavern_consensus::ConsensusError;
 use cavern_proto::raft::raft_client::RaftClient;
@@ -187,6 +187,25 @@ async fn one_master_grows_to_three_and_a_lost_one_is_replaced() {
     eventually(|| async { members[2].term().is_some() }).await;
     assert_eq!(mounts(&members[2]).await, 1);
     stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_waits_for_a_leader_is_stopped_at_once() {
+    let mut members = group(2).await;
+    let masters = addresses(&members);
+    for member in &mut members {
+        member.running.take().unwrap().stop().await;
+    }
+    // The one that led last: the other knows it as its leader.
+    let (alone, end) = (&members[1], CancellationToken::new());
+    let starting = alone.start_until(&masters, end.clone()).await;
+    eventually(|| async { RaftClient::connect(format!("http://{}", alone.address)).await.is_ok() }).await;
+    // Its consensus runs, and has no majority.
+    eventually(|| async { alone.group().await.members.len() == 2 }).await;
+    let begin = Instant::now();
+    end.cancel();
+    assert!(starting.await.unwrap().unwrap().is_none());
+    assert!(begin.elapsed() < Duration::from_secs(4), "it has waited for itself: {:?}", begin.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

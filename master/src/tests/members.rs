@@ -41,9 +41,17 @@ impl Member {
 
     /// Starts it at its address; the task ends when it is ready.
     pub async fn start(&self, masters: &[String]) -> JoinHandle<Result<Option<Master>, MasterError>> {
+        self.start_until(masters, CancellationToken::new()).await
+    }
+
+    /// The same, unless it is stopped before.
+    pub async fn start_until(
+        &self,
+        masters: &[String],
+        stop: CancellationToken,
+    ) -> JoinHandle<Result<Option<Master>, MasterError>> {
         let grpc = bind(&self.address).await;
         let (config, clock, metrics) = (self.config(masters), Clock::default(), self.metrics.clone());
-        let stop = CancellationToken::new();
         let audit = AuditLog::default();
         tokio::spawn(async move { Master::start(config, grpc, Arc::new(NoWorkers), clock, metrics, audit, stop).await })
     }
