@@ -181,7 +181,7 @@ impl Namespace for Services {
         let read = || {
             lookups.reader.read(move |tables| {
                 let Some(record) = tables.inode(inode)? else { return Ok(None) };
-                let xattrs = if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() };
+                let xattrs = if record.xattr_bytes > 0 { tables.xattrs(inode)? } else { Vec::new() };
                 Ok(Some((record.parent, xattrs)))
             })
         };
