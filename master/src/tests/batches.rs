@@ -206,7 +206,7 @@ fn view_command([a, b, c, d, _]: [u8; 5], mount_id: u32) -> Kind {
         0 | 1 => Kind::BeginView(BeginView { view: Some(view) }),
         2 => Kind::FreezeView(FreezeView { id, settled: a % 2 == 0 }),
         3 => Kind::FinishView(FinishView { view: Some(view) }),
-        4 => Kind::RemoveView(RemoveView { id }),
+        4 => Kind::RemoveView(RemoveView { id, deleted: a % 3 == 0 }),
         _ => {
             let block = |index: u8| Stray { inode: inode(a), generation: u32::from(d % 4), index: u32::from(index) };
             Kind::ReleaseKept(ReleaseKept { blocks: (0..4).map(block).collect() })
