@@ -200,6 +200,8 @@ section! {
         repair_after: Interval = Interval::millis(60_000), at_most_ten_years;
         /// Blocks copied from worker to worker at a time.
         repair_concurrency: usize = 8, count;
+        /// Workers that may register with certificates of the same name.
+        workers_per_certificate: usize = 8, count;
         /// What one client may have at once, by the identity in its certificate: connections, sessions and calls;
         client_connections: usize = 1024, count;
         client_sessions: usize = 512, count;

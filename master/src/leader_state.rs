@@ -157,6 +157,7 @@ fn services(
         database.clone(),
         proposer.clone(),
         conf.worker_timeout.get(),
+        u32::try_from(conf.workers_per_certificate).unwrap_or(u32::MAX),
         cluster_id.to_string(),
         metrics.clone(),
     ));

@@ -58,7 +58,7 @@ fn objects(entries: &[(&str, &[u8])]) -> Objects {
 }
 
 /// Uploads in parts that were begun and neither completed nor aborted.
-fn uploads(cluster: &Cluster) -> usize {
+pub fn uploads(cluster: &Cluster) -> usize {
     let client = cluster.s3.client();
     let list = client.send(Method::GET, "bucket", "", "uploads=", HeaderMap::new(), bytes::Bytes::new());
     let answer = cluster.s3.run(list);

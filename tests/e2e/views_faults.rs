@@ -18,6 +18,7 @@ use rand::{Rng as _, RngCore as _, SeedableRng as _};
 use rustix::fs::{Advice, fadvise};
 use serde_json::json;
 
+use crate::bucket::Bucket;
 use crate::client_restart::replace_by_death;
 use crate::views::{KernelView, WithViews, read_anew};
 
@@ -259,6 +260,24 @@ fn a_bucket_that_keeps_versions_has_all_of_a_view_for_good() {
         assert!(frozen.read_all().is_empty(), "epoch {epoch}");
         frozen.cluster.cv(&["refresh", "/data"]);
     }
+}
+
+#[test]
+fn the_object_of_a_deleted_view_goes_when_its_bucket_deletes_again() {
+    let cluster = WithViews::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.seed("bucket", "", 3, 1000);
+    cluster.mount_indexed("s3://bucket");
+    cluster.create("/data", "v");
+    let bucket = Bucket::of(&cluster, "bucket");
+    let is_there = || bucket.objects().keys().any(|key| key.contains(".cavern-view-"));
+    assert!(is_there());
+    cluster.s3.add_fault(&json!({"kind": "403", "operations": ["DeleteObject"]}));
+    cluster.cv(&["view", "delete", "v"]);
+    assert_eq!(cluster.cv(&["view", "list", "--json"]).json(), json!([]));
+    assert!(is_there());
+    cluster.s3.clear_faults();
+    eventually("its object is deleted", PATIENCE, || (!is_there()).then_some(()));
 }
 
 /// What cannot be read of a view that is mounted anew.

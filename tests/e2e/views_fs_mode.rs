@@ -14,6 +14,7 @@ use cavern_tests::{Options, eventually};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 use serde_json::json;
 
+use crate::cache_writes::uploads;
 use crate::client_restart::{content, replace_by_death};
 use crate::running::Running;
 use crate::views::{KernelView, Seen, WithViews, assert_same, read_anew, seen};
@@ -239,10 +240,9 @@ fn a_view_whose_making_the_leader_does_not_survive_is_made_by_the_next_one() {
     let top = cluster.path("fs");
     make_all(&top);
     let expected = seen(&top);
-    for operation in ["PUT", "MULTIPART"] {
-        let fault = json!({"latency_ms": 8000, "operations": [operation], "key_prefix": "fs/.cavern-view-"});
-        cluster.s3.add_fault(&fault);
-    }
+    // Its upload has begun, and has no part yet.
+    let fault = json!({"latency_ms": 8000, "operations": ["UploadPart"], "key_prefix": "fs/.cavern-view-"});
+    cluster.s3.add_fault(&fault);
     let making = Running::start(&cluster, &["view", "create", "/fs", "v", "--json"]);
     // It says now and then how much of it is.
     making.says(" stored");
@@ -258,6 +258,7 @@ fn a_view_whose_making_the_leader_does_not_survive_is_made_by_the_next_one() {
     change_all(&top, 0);
     assert_shown(&cluster, "v", None, &expected);
     // What the first attempt has left is nothing.
+    eventually("its upload is given up", PATIENCE, || (uploads(&cluster) == 0).then_some(()));
     cluster.cv(&["view", "delete", "v"]);
     eventually("nothing is kept", PATIENCE, || (kept_blocks(&cluster) == Some(0)).then_some(()));
 }

@@ -152,6 +152,15 @@ impl Ufs {
         Ok(MultipartUpload { ufs: self.clone(), key: key.to_owned(), id, name })
     }
 
+    /// Has the store forget the parts of an upload, which another process may have begun; one that is not there, or has
+    /// become an object, counts as given up.
+    pub async fn abort_multipart(&self, key: &str, upload: &str) -> Result<(), UfsError> {
+        match self.change(key, Change::Abort { upload }).await {
+            Ok(_) | Err(UfsError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// What became of a write of this name: after doubtful errors it may be there.
     async fn known_again(
         &self,
@@ -202,6 +211,11 @@ pub struct MultipartUpload {
 }
 
 impl MultipartUpload {
+    /// As the store names it, for [`Ufs::abort_multipart`].
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
     /// Sends a part, numbered from 1; gives its ETag. All parts but the last have at least 5 MiB.
     pub async fn part(&self, number: u32, body: &Bytes) -> Result<String, UfsError> {
         self.ufs.change(&self.key, Change::Part { upload: &self.id, number, body }).await
@@ -250,9 +264,6 @@ impl MultipartUpload {
 
     /// Has the store forget the parts.
     pub async fn abort(&self) -> Result<(), UfsError> {
-        match self.ufs.change(&self.key, Change::Abort { upload: &self.id }).await {
-            Ok(_) | Err(UfsError::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.ufs.abort_multipart(&self.key, &self.id).await
     }
 }

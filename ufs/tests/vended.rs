@@ -89,6 +89,26 @@ async fn keys_are_good_for_their_prefix_and_for_what_they_are_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn versions_that_a_bucket_keeps_are_read_within_the_prefix() {
+    let bucket = Bucket::start().await;
+    bucket.s3.store().bucket("data").unwrap().keep_versions(true).unwrap();
+    let mut etags = HashMap::new();
+    for key in ["data/replaced", "data/deleted", "data2/key"] {
+        etags.insert(key, bucket.put(key, b"content"));
+        bucket.put(key, b"other");
+    }
+    bucket.s3.store().bucket("data").unwrap().delete("data/deleted", None).unwrap();
+    for right in [KeyRight::Read, KeyRight::Write] {
+        let ufs = lent(&bucket, "s3://data/data", right);
+        for key in ["data/replaced", "data/deleted"] {
+            assert_eq!(ufs.get_bytes_pinned(key, &etags[key], 0..7).await.unwrap(), "content", "{key}");
+        }
+        denied("GET", ufs.get_bytes_pinned("data2/key", &etags["data2/key"], 0..7).await);
+    }
+    bucket.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_prefix_with_characters_of_patterns_stands_for_itself() {
     let bucket = Bucket::start().await;
     for key in ["a*?$\u{e9}/key", "abc$\u{e9}/key"] {

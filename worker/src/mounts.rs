@@ -224,6 +224,16 @@ impl Mounts {
         })
     }
 
+    /// Whether views have a block of an fs-mode file as it is, so that what is read of it has been written before.
+    /// Beside [`Self::is_frozen`] it also says so while another view is being made, as long as no client has heard of
+    /// that which may write otherwise.
+    pub fn is_of_view(&self, mount_id: u32, inode: u64, generation: u32) -> bool {
+        self.known(mount_id).is_some_and(|known| {
+            let Mount { frozen_below, frozen_inodes, settled_below, .. } = &known.mount;
+            generation < *frozen_below.min(settled_below) && inode <= *frozen_inodes
+        })
+    }
+
     /// Fetches the table as the master has it from now on. Those who come while one is fetched share the next. Returns
     /// within seconds also where no master can be asked: the table is the former one then.
     pub async fn renew(&self) {
@@ -342,9 +352,15 @@ pub(crate) mod tests {
             let frozen = Mount { frozen_below: 5, frozen_inodes: 100, settled_below, ..mount(1, "memory://m") };
             mounts.apply(MountTable { epoch: 1, mounts: vec![frozen], status: vec![] });
             assert_eq!(mounts.is_frozen(1, 100, 4), is_frozen);
+            assert_eq!(mounts.is_of_view(1, 100, 4), is_frozen);
             for (mount_id, inode, generation) in [(1, 100, 5), (1, 101, 4), (2, 100, 4)] {
+                assert!(!mounts.is_of_view(mount_id, inode, generation), "{mount_id} {inode} {generation}");
                 assert!(!mounts.is_frozen(mount_id, inode, generation), "{mount_id} {inode} {generation}");
             }
         }
+        // Another view is being made.
+        let more = Mount { frozen_below: 9, frozen_inodes: 200, settled_below: 5, ..mount(1, "memory://m") };
+        mounts.apply(MountTable { epoch: 2, mounts: vec![more], status: vec![] });
+        assert!(mounts.is_of_view(1, 100, 4) && !mounts.is_of_view(1, 100, 5) && !mounts.is_frozen(1, 100, 4));
     }
 }

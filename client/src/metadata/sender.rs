@@ -177,9 +177,10 @@ impl Sender {
         while self.inner.log.lock().awaits_answer() {
             let Ok(reply) = timeout_at(until, next(&mut self.connection)).await else { return };
             if let Err(status) = self.receive_reply(reply) {
+                let error = ClientError::from(NetError::from(status));
                 // What became of them otherwise nobody knows.
-                if Verdict::of(&NetError::from(status.clone()).into()) == Verdict::NotMade {
-                    self.broken(StreamEnd::Broken, None, &status);
+                if let verdict @ Verdict::NotMade = Verdict::of(&error) {
+                    self.end_stream(StreamEnd::Broken, verdict, &error);
                 }
                 return;
             }
@@ -261,13 +262,17 @@ impl Sender {
 
     /// There is no stream any more. `stubs`: of the master that said so.
     fn broken(&mut self, end: StreamEnd, stubs: Option<&Stubs>, status: &Status) {
-        self.connection = None;
         if let Some(stubs) = stubs {
             self.inner.master.stream_failed(stubs, status);
         }
         let error = ClientError::from(NetError::from(status.clone()));
+        self.end_stream(end, Verdict::of(&error), &error);
+    }
+
+    fn end_stream(&mut self, end: StreamEnd, verdict: Verdict, error: &ClientError) {
+        self.connection = None;
         tracing::debug!("the stream of changes is over, and is opened again soon: {error}");
-        let done = self.inner.log.lock().broken(end, Verdict::of(&error), &error, Instant::now());
+        let done = self.inner.log.lock().broken(end, verdict, error, Instant::now());
         let refused =
             done.iter().flatten().filter(|(operation, _)| operation.must_deliver && !operation.mutation.is_write_back);
         for (operation, _) in refused {

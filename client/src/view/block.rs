@@ -8,7 +8,8 @@
 //! What is known here of a block counts while the mount table says that the block is frozen: the view may be gone
 //! otherwise, and the block be written to, so masters are asked each time. And a descriptor counts if it was opened for
 //! this view: one that somebody had before may be that of a replica which had missed a write, and was given up for
-//! that.
+//! that. What is read through one counts if the block is still frozen then. A worker says by itself whether views have
+//! what is asked of it (`BlockRef.pinned`), and takes writes over connections only when it has heard that none does.
 
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ impl Devices {
         let BufferKey { block: id, version, length } = self.block_key(run, generation, index);
         let (inode, block_size) = (run.file.inode, self.mount.block_size());
         let name = BlockRef::of_inode(&self.cluster_id, inode, generation, index, block_size, self.mount.id());
+        let name = BlockRef { pinned: true, ..name };
         ReplicatedBlock { id, name, workers, length, version }
     }
 
@@ -67,9 +69,11 @@ impl Devices {
         if is_frozen
             && let Some(file) = self.opened(&block.id)
             && let Some(bytes) = self.reader.read_known(&block, &file, span, deadline).await?
+            && self.is_frozen(run, generation)
         {
             return self.copy(&bytes, buffer);
         }
+        let is_frozen = self.is_frozen(run, generation);
         // Who has another source waits for no master.
         let patience = if run.file.is_whole { RetryPolicy::OneAttempt } else { RetryPolicy::UntilDeadline };
         let place = (self.view.id, run.file.inode);

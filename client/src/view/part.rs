@@ -72,7 +72,8 @@ impl Devices {
                 let key = self.block_key(run, *generation, span.index);
                 let file = self.parts.opened.get(&(self.view.id, key.block));
                 return self.is_frozen(run, *generation)
-                    && files.read_block_now(key, span, TrustedFile::Frozen(file), buffer);
+                    && files.read_block_now(key, span, TrustedFile::Frozen(file), buffer)
+                    && self.is_frozen(run, *generation);
             }
             FilePart::Object(at) => *at,
         };

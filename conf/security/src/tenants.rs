@@ -100,6 +100,8 @@ pub struct Tenant {
     connections: AtomicUsize,
     calls: AtomicUsize,
     pub rate: Rate,
+    /// Of seconds, each of which can be taken once: for what is to be rare.
+    pub seconds: Rate,
     /// In mounts, besides.
     pub mount_rates: MountRates,
     /// [`TenantLimits::turns`].
@@ -230,7 +232,8 @@ impl Tenants {
         if known.len() >= REMEMBERED {
             // Whoever has nothing under way, and owes nothing, is the same when he comes back.
             known.retain(|_, tenant| {
-                let owes = !tenant.rate.wait().is_zero() || tenant.mount_rates.are_overdrawn();
+                let rates = [&tenant.rate, &tenant.seconds];
+                let owes = rates.iter().any(|rate| !rate.wait().is_zero()) || tenant.mount_rates.are_overdrawn();
                 let is_used = owes || Arc::strong_count(tenant) > 1;
                 if !is_used {
                     forgotten.add(&tenant.counts);
@@ -247,6 +250,7 @@ impl Tenants {
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             rate: Rate::new(limits.per_second.most as u64),
+            seconds: Rate::new(1),
             mount_rates: MountRates::default(),
             turns: Arc::new(Semaphore::new(limits.turns)),
             room: Arc::new(Semaphore::new(limits.room)),

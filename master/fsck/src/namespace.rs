@@ -66,14 +66,11 @@ pub(super) fn count(tables: Tables<'_>, directory: u64, with_usage: bool) -> Res
             // It counts once, where its record says.
             let Some(record) = record.filter(|it| it.parent == directory && it.name == *name) else { continue };
             counts.below.inodes += 1;
-            match record.kind() {
-                Kind::File => counts.below.bytes += record.size,
-                Kind::Directory => {
-                    let UsageRecord { bytes, inodes } = tables.usage(dentry.inode)?;
-                    counts.below.bytes += bytes;
-                    counts.below.inodes += inodes;
-                }
-                _ => {}
+            counts.below.bytes += usage::bytes_of(&record);
+            if record.kind() == Kind::Directory {
+                let UsageRecord { bytes, inodes } = tables.usage(dentry.inode)?;
+                counts.below.bytes += bytes;
+                counts.below.inodes += inodes;
             }
         }
         if is_last {

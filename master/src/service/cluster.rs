@@ -268,7 +268,7 @@ impl Cluster for Services {
         // Nobody lets go of anything for whoever may not change it.
         if settle && !only_looks && lookups.check_refresh(mount.as_ref()).is_ok() {
             let scope = self.persistence.scope(&path).await.or_status()?;
-            self.lookups.settle_mount_of(scope.inode).await.or_status()?;
+            lookups.settle_mount_of(scope.inode).await.or_status()?;
         }
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
         Ok(Response::new(self.persistence.status(&path, up_to).await.or_status()?))

@@ -11,6 +11,7 @@ use cavern_proto::master::{
     RestoreWatchesReply, RestoreWatchesRequest, RevalidateRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs,
 };
 use cavern_proto::record::InodeRecord;
+use cavern_security::Identity;
 use cavern_state::outcome::FreeContent;
 use cavern_state::records::attributes;
 use cavern_state::{Directory, Tables, blocking_lock, next_generation};
@@ -146,7 +147,8 @@ impl Namespace for Services {
         let services = self.clone();
         Ok(Response::new(self.answer_in_parts(move |answers| async move {
             let _turn = limits::walk(tenant).await;
-            let run = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers);
+            let recalling = may_recall.then_some(&lookups);
+            let run = services.run_refresh(&path, (recursive, dry_run), recalling, &answers);
             let progress = Box::pin(run).await?;
             Ok(Some(RefreshProgress { done: true, ..progress }))
         })))
@@ -179,7 +181,7 @@ impl Namespace for Services {
         let read = || {
             lookups.reader.read(move |tables| {
                 let Some(record) = tables.inode(inode)? else { return Ok(None) };
-                let xattrs = if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() };
+                let xattrs = if record.xattr_bytes > 0 { tables.xattrs(inode)? } else { Vec::new() };
                 Ok(Some((record.parent, xattrs)))
             })
         };
@@ -308,13 +310,10 @@ impl Namespace for Services {
 
     async fn recall(&self, request: Request<RecallRequest>) -> Answer<RecallReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let client = asker(&request).and_then(Identity::client_name).map(str::to_owned);
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         if whole_mount {
-            lookups.check_mount_access(inode).await.or_status()?;
-            lookups.check_mount_change(&[inode]).await.or_status()?;
-            let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
-            let mount_id = mount_id.await.or_status()?.ok_or(WorkError::Gone(inode)).or_status()?;
-            lookups.recalls.recall_mount(mount_id).await.or_status()?;
+            lookups.recall_whole_mount(inode, client.as_deref()).await.or_status()?;
         } else if lookups.hidden(&[inode]).await.or_status()?.is_empty() {
             // Nobody holds what is gone by now, which is no error: its change is asked for once more.
             lookups.recalls.recall(inode, session).await.or_status()?;
@@ -379,12 +378,12 @@ impl Services {
         &self,
         path: &str,
         (recursive, dry_run): (bool, bool),
-        may_recall: bool,
+        recalling: Option<&Lookups>,
         answers: &mpsc::Sender<Result<RefreshProgress, WorkError>>,
     ) -> Result<RefreshProgress, WorkError> {
         if let Some((directory, name)) = self.lookups.fs_mode_target(path).await? {
-            if may_recall {
-                self.lookups.recall_mount_of(directory).await?;
+            if let Some(lookups) = recalling {
+                lookups.recall_mount_of(directory).await?;
             }
             let run = if dry_run { RefreshMode::DryRun } else { RefreshMode::Apply };
             let progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;

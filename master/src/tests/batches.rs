@@ -206,7 +206,7 @@ fn view_command([a, b, c, d, _]: [u8; 5], mount_id: u32) -> Kind {
         0 | 1 => Kind::BeginView(BeginView { view: Some(view) }),
         2 => Kind::FreezeView(FreezeView { id, settled: a % 2 == 0 }),
         3 => Kind::FinishView(FinishView { view: Some(view) }),
-        4 => Kind::RemoveView(RemoveView { id }),
+        4 => Kind::RemoveView(RemoveView { id, deleted: a % 3 == 0 }),
         _ => {
             let block = |index: u8| Stray { inode: inode(a), generation: u32::from(d % 4), index: u32::from(index) };
             Kind::ReleaseKept(ReleaseKept { blocks: (0..4).map(block).collect() })
@@ -216,7 +216,8 @@ fn view_command([a, b, c, d, _]: [u8; 5], mount_id: u32) -> Kind {
 
 fn put_worker(uuid: u8, port: u8, owner: &str) -> Kind {
     let worker = Some(Worker { data_address: format!("h:{port}"), ..Worker::default() });
-    Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[uuid; 16]), worker, owner: owner.to_owned() })
+    let (uuid, owner) = (Bytes::copy_from_slice(&[uuid; 16]), owner.to_owned());
+    Kind::PutWorker(PutWorker { uuid, worker, owner, owner_max: 2 })
 }
 
 /// Compared with whatever mount table there is then: see [`replay`].

@@ -401,6 +401,41 @@ async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_whole_mount_is_recalled_seldom_and_for_who_sets_what_is_about_all_of_it() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let whole = || RecallRequest { inode: mount.root_inode, whole_mount: true, ..RecallRequest::default() };
+    let refused = services.recall(client("a", whole())).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert!(refused.message().contains("the option quotas or ttl"), "{refused}");
+    services.recall(of(Role::Admin, "x", whole())).await.unwrap();
+    let rule = ClientRule { name: "a".into(), sets_ttls: true, ..ClientRule::default() };
+    let clients = cavern_proto::master::ClientRules { rules: vec![rule] };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    services.update_mount(of(Role::Admin, "x", update)).await.unwrap();
+
+    let tenants = crate::service::tenants(&cavern_conf::schema::Master::default());
+    let tenant = tenants.admit(&Identity::new("c", Role::Client, "a").unwrap()).unwrap().unwrap();
+    let asked = || {
+        let mut request = client("a", whole());
+        request.extensions_mut().insert(Arc::new(RateCharge::of((*tenant).clone())));
+        request
+    };
+    // As if it had asked for that again and again.
+    tenant.seconds.take(60);
+    services.recall(asked()).await.unwrap();
+    eventually(async || services.lookups.recalls.allow_delegations(None)).await;
+    let (parent, kind) = (mount.root_inode, Kind::Directory as i32);
+    let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, delegate: true, ..CreateInode::default() };
+    assert_eq!(change(&master, "a", Change::Create(made)).await, 0);
+    assert!(!services.watch.delegations().is_empty());
+    let refused = services.recall(asked()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("once in 10 seconds") && !services.watch.delegations().is_empty(), "{refused}");
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_of_a_mount_that_is_gone_keeps_nobody_from_the_rest() {
     let (master, mount) = master().await;
     let services = master.services();

@@ -360,7 +360,7 @@ async fn blocks_that_only_views_have_stay_at_their_workers_until_these_go() {
     assert!(!refused.removed && refused.reason.contains("2 blocks at worker 1 are kept for views"), "{refused:?}");
     bench.fake.live.lock()[0].1 = WorkerState::Live;
 
-    proposer.propose(RemoveView { id }).await.unwrap().unwrap();
+    proposer.propose(RemoveView { id, deleted: false }).await.unwrap().unwrap();
     repair.views_removed();
     let expected = [(1, 1), (1, 2), (2, 1), (2, 2)];
     eventually(|| async { expected.iter().all(|freed| bench.fake.freed.lock().contains(freed)) }).await;

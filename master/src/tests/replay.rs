@@ -65,7 +65,7 @@ fn any_command() -> impl Strategy<Value = Kind> {
             Kind::BeginView(BeginView { view: Some(view) })
         }),
         1 => (1u32..4, any::<bool>()).prop_map(|(id, settled)| Kind::FreezeView(FreezeView { id, settled })),
-        1 => (1u32..4).prop_map(|id| Kind::RemoveView(RemoveView { id })),
+        1 => (1u32..4).prop_map(|id| Kind::RemoveView(RemoveView { id, deleted: false })),
     ]
 }
 

@@ -14,6 +14,7 @@ use cavern_proto::master::{
     RefreshRequest, RegisterWorkerRequest, RemoveName, Reset, ResolveRequest, StatusRequest, WatchRequest, Worker,
     WorkerState, WorkerTable,
 };
+use cavern_proto::record::RemoveWorker;
 use cavern_security::{Identity, Role};
 use cavern_work::WorkError;
 use futures::future::join_all;
@@ -258,6 +259,48 @@ async fn nobody_speaks_for_the_worker_of_another() {
     assert_eq!(register(5, 6, None).await.unwrap(), open);
     denied("an adopted one", beat(open, Some(&second)).await.err());
     assert!(beat(open, Some(&first)).await.unwrap());
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_has_no_more_workers_than_it_may_have() {
+    let mut config = cavern_conf::Config::default();
+    config.master.workers_per_certificate = 2;
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(config, dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let services = master.services();
+    let [first, second] = ["first", "second"].map(|name| Identity::new("cavern", Role::Worker, name).unwrap());
+    let register = async |number: u8, port: u32, asker: Option<&Identity>| {
+        let worker = Some(Worker { data_address: format!("127.0.0.1:{port}"), ..Worker::default() });
+        let uuid = Bytes::copy_from_slice(&[number; 16]);
+        let request = RegisterWorkerRequest { uuid, worker, ..RegisterWorkerRequest::default() };
+        services.workers.register(request, asker).await.map(|(id, _)| id)
+    };
+    let refused = async |number, port| {
+        let before = services.workers.table().unwrap();
+        match register(number, port, Some(&first)).await {
+            Err(WorkError::Refused(reason)) => {
+                assert!(reason.contains("\"first\"") && reason.contains("master.workers_per_certificate"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let after = services.workers.table().unwrap();
+        assert_eq!((after.epoch, after.workers.len()), (before.epoch, before.workers.len()));
+    };
+    let ids = [register(1, 1, Some(&first)).await.unwrap(), register(2, 2, Some(&first)).await.unwrap()];
+    refused(3, 3).await;
+    // Nothing has become another's by that, and those that are there come back, also without their disks.
+    register(4, 4, Some(&second)).await.unwrap();
+    register(5, 5, None).await.unwrap();
+    assert_eq!(register(1, 1, Some(&first)).await.unwrap(), ids[0]);
+    let anew = register(6, 2, Some(&first)).await.unwrap();
+    // One that is lost counts until it is taken out.
+    services.workers.hear_nothing_of(anew);
+    services.workers.expire().await.unwrap();
+    refused(3, 3).await;
+    let removal = RemoveWorker { worker_id: anew, with_replicas: false };
+    services.proposer.propose(removal).await.unwrap().unwrap();
+    register(3, 3, Some(&first)).await.unwrap();
     master.stop().await;
 }
 

@@ -11,9 +11,9 @@ use cavern_proto::master::{
     CommitContent, CreateViewRequest, DeleteViewRequest, Extent, GetViewRequest, ImportViewRequest, Kind,
     ListViewsRequest, LocateBlocksRequest, LocatedFile, Mount, SetAttr, View, ViewState, ViewStep,
 };
-use cavern_proto::record::{BeginView, Counters, ViewFile, ViewIndex, ViewManifest, ViewPage};
+use cavern_proto::record::{BeginView, Counters, RemoveView, ViewFile, ViewIndex, ViewManifest, ViewPage};
 use cavern_proto::view_file::{PageIndex, TRAILER_BYTES, manifest_bytes, runs};
-use cavern_ufs::MemoryBucket;
+use cavern_ufs::{MemoryBucket, Metadata, Precondition};
 use cavern_work::WorkError;
 use cavern_work::mounts::changes::DetachPolicy;
 use cavern_work::sessions::Before;
@@ -60,6 +60,11 @@ async fn names(master: &TestMaster) -> Vec<String> {
 /// Views in any state.
 async fn recorded(master: &TestMaster) -> Vec<View> {
     master.services().lookups.reader.read(|tables| Ok(tables.views()?)).await.unwrap()
+}
+
+/// Views of which a bucket may have something.
+async fn gone(master: &TestMaster) -> Vec<View> {
+    master.services().lookups.reader.read(|tables| Ok(tables.gone_views()?)).await.unwrap()
 }
 
 async fn counters(master: &TestMaster) -> Counters {
@@ -271,7 +276,7 @@ async fn nothing_is_left_of_a_view_that_a_client_keeps_from_being_frozen() {
     drop(asked);
     eventually(|| async { recorded(&master).await.is_empty() }).await;
     assert!(!bucket.keys().iter().any(|key| key.contains("cavern-view")), "{:?}", bucket.keys());
-    assert_eq!(bucket.uploads(), 0);
+    eventually(|| async { bucket.uploads() == 0 }).await;
     drop((late, another));
     master.stop().await;
 }
@@ -282,6 +287,9 @@ async fn the_next_master_takes_away_what_was_not_finished() {
     let done = make(&master, wanted("done", "/m")).await.unwrap();
     let key = format!(".cavern-view-{}", "0".repeat(32));
     bucket.put(&key, "a part of it");
+    let ufs = master.services().mounts.get(mount.id).unwrap().ufs.clone();
+    let upload = ufs.begin_multipart(&key, &Metadata::new()).await.unwrap();
+    upload.part(1, &Bytes::from_static(b"a part")).await.unwrap();
     let view = View {
         name: "v".to_owned(),
         path: "/m".to_owned(),
@@ -289,6 +297,7 @@ async fn the_next_master_takes_away_what_was_not_finished() {
         mount_id: mount.id,
         store_mount_id: mount.id,
         key: key.clone(),
+        upload: upload.id().to_owned(),
         ..View::default()
     };
     let id = master.services().proposer.propose(BeginView { view: Some(view) }).await.unwrap().unwrap().id;
@@ -297,10 +306,30 @@ async fn the_next_master_takes_away_what_was_not_finished() {
     assert_eq!(master.services().get_view(Request::new(get)).await.unwrap_err().code(), Code::NotFound);
     let master = master.restart().await;
     eventually(|| async { recorded(&master).await.len() == 1 }).await;
-    eventually(|| async { bucket.object(&key).is_none() }).await;
+    eventually(|| async { bucket.object(&key).is_none() && bucket.uploads() == 0 }).await;
+    eventually(|| async { gone(&master).await.is_empty() }).await;
+    assert!(upload.complete(&[], Precondition::Anything).await.is_err(), "the master of before finishes nothing");
     assert_eq!(recorded(&master).await, [done]);
     make(&master, wanted("v", "/m/d")).await.unwrap();
     eventually(|| async { metric(&master.metrics, "views") == 2 }).await;
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_master_was_to_delete_when_it_ended_the_next_one_deletes() {
+    let (master, bucket, ..) = cache_mode().await;
+    let [one, other] = ["one", "other"].map(|name| wanted(name, "/m"));
+    let (one, other) = (make(&master, one).await.unwrap(), make(&master, other).await.unwrap());
+    // As if it had come no further; somebody else's object is left where it is.
+    let another = bucket.put(&other.key, "another");
+    for id in [one.id, other.id] {
+        let removal = RemoveView { id, deleted: false };
+        let removed = master.services().proposer.propose(removal).await.unwrap().unwrap();
+        assert_eq!(removed.upload, "");
+    }
+    let master = master.restart().await;
+    eventually(|| async { bucket.object(&one.key).is_none() && gone(&master).await.is_empty() }).await;
+    assert_eq!(bucket.etag(&other.key), Some(another));
     master.stop().await;
 }
 

@@ -80,7 +80,7 @@ fn apply_changes(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> 
         Some(Kind::BeginView(begin)) => views::begin(tx, begin),
         Some(Kind::FreezeView(freeze)) => views::freeze(tx, &freeze),
         Some(Kind::FinishView(finish)) => views::finish(tx, finish),
-        Some(Kind::RemoveView(remove)) => views::remove(tx, remove.id),
+        Some(Kind::RemoveView(remove)) => views::remove(tx, &remove),
         Some(Kind::ReleaseKept(release)) => views::release(tx, &release),
         Some(Kind::Once(request)) => once(tx, *request),
     }

@@ -80,7 +80,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         rdev: record.rdev,
         version: record.version,
         generation: record.generation,
-        has_xattrs: record.has_xattrs,
+        has_xattrs: record.xattr_bytes > 0,
         own: if own.is_some() { OwnAttributes::Stored.into() } else { OwnAttributes::None.into() },
         has_capability: record.has_capability,
         allocated: record.allocated,
@@ -103,6 +103,11 @@ pub fn change<T>(record: &mut InodeRecord, rule: impl FnOnce(&mut Attr) -> T) ->
         record.nlink = attr.nlink;
     }
     done
+}
+
+/// What an extended attribute takes of its inode and of quotas: bytes of its name and value.
+pub fn xattr_size(name: &[u8], value: &[u8]) -> u32 {
+    u32::try_from(name.len() + value.len()).unwrap_or(u32::MAX)
 }
 
 /// The time of the last change.

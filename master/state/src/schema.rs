@@ -199,6 +199,8 @@ tables! { 'k;
     Jobs = Job b"", u64 => master::Job;
     /// By id.
     Views = Meta b"view", u32 => master::View;
+    /// Views that are no more, of which the bucket may have something, by id.
+    GoneViews = Meta b"gone-view", u32 => master::View;
 
     Counters = Meta b"counters", () => record::Counters;
     ClusterId = Meta b"cluster", () => String;

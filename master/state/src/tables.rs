@@ -241,6 +241,11 @@ impl<'a> Tables<'a> {
     pub fn views(&self) -> Result<Vec<View>> {
         self.rows(schema::Views, ()).page(usize::MAX, |row| row.value())
     }
+
+    /// Views that are no more and have something in a bucket, which is to be deleted.
+    pub fn gone_views(&self) -> Result<Vec<View>> {
+        self.rows(schema::GoneViews, ()).page(usize::MAX, |row| row.value())
+    }
 }
 
 /// Reads of one record, by its key.

@@ -10,7 +10,8 @@
 //!
 //! One view is made at a time, by whoever has the turn. What was begun and is not under way, since its master ended or
 //! the log did not answer, is taken away before the next one begins, and in the background. A view goes in this order:
-//! its record, so that nothing can finish it any more, its object, and the blocks that only it had.
+//! its record, so that nothing can finish it any more, and the blocks that only it had; and its object, with the upload
+//! that this was to come of, for as long as it takes, by whichever master leads then.
 
 mod create;
 mod image;
@@ -87,10 +88,14 @@ impl ViewMaker {
         if let Ok(_turn) = self.turn.try_acquire() {
             self.take_unfinished_away().await?;
         }
-        let read = self.lookups.reader.read(|tables| Ok((tables.views()?.len(), tables.counters()?.kept)));
-        let (views, kept) = read.await?;
+        let read = self.lookups.reader.read(|tables| {
+            let (views, counters) = (tables.views()?.len(), tables.counters()?);
+            Ok((views, counters.kept, tables.gone_views()?))
+        });
+        let (views, kept, gone) = read.await?;
         self.metrics.views.set(views as i64);
         self.metrics.kept_blocks.set(i64::try_from(kept).unwrap_or(i64::MAX));
+        self.delete_objects(gone).await?;
         Ok(Next::Rest)
     }
 
@@ -118,7 +123,7 @@ impl ViewMaker {
         found.await?.filter(|view| view.state() == ViewState::Ready).ok_or_else(|| unknown(wanted))
     }
 
-    /// Takes a view away. Where its object cannot be deleted, the log says which key is left.
+    /// Takes a view away. Where its object cannot be deleted now, that is done later, also by another master.
     pub async fn delete(&self, name: String) -> Result<View, WorkError> {
         let view = self.find(&GetViewRequest { name, id: 0 }).await?;
         let views = self.clone();
@@ -159,9 +164,13 @@ impl ViewMaker {
     }
 
     async fn take_away(&self, id: u32) -> Result<View, WorkError> {
-        let removed = *self.proposer.propose(RemoveView { id }).await?.map_err(WorkError::NotFound)?;
-        self.delete_object(&removed).await;
+        let removal = RemoveView { id, deleted: false };
+        let removed = *self.proposer.propose(removal).await?.map_err(WorkError::NotFound)?;
         self.repair.views_removed();
+        if let Err(error) = self.delete_object(&removed).await {
+            let (name, key) = (&removed.name, &removed.key);
+            tracing::warn!(view = name, "\"{key}\" of a view that is gone is left in its bucket for now: {error}");
+        }
         Ok(removed)
     }
 

@@ -52,6 +52,8 @@ pub struct Workers {
     database: Arc<Database>,
     proposer: Proposer,
     timeout: Duration,
+    /// How many workers may register with the same certificate.
+    per_certificate: u32,
     cluster_id: String,
     /// Workers that have said nothing yet count as heard then.
     started: Mutex<Instant>,
@@ -79,6 +81,7 @@ impl Workers {
         database: Arc<Database>,
         proposer: Proposer,
         timeout: Duration,
+        per_certificate: u32,
         cluster_id: String,
         metrics: MasterMetrics,
     ) -> Self {
@@ -88,6 +91,7 @@ impl Workers {
             database,
             proposer,
             timeout,
+            per_certificate,
             cluster_id,
             started,
             pause_detector,
@@ -103,7 +107,8 @@ impl Workers {
     ///
     /// # Errors
     /// [`WorkError::Denied`] when it is the worker of another, [`WorkError::AlreadyExists`] when the same one is
-    /// alive at another address.
+    /// alive at another address, [`WorkError::Refused`] when it was removed, is of another cluster, or its certificate
+    /// has as many workers as it may have.
     pub async fn register(
         &self,
         request: RegisterWorkerRequest,
@@ -145,7 +150,8 @@ impl Workers {
             ..worker
         };
         let owner = asker.map_or_else(String::new, |asker| asker.name.clone());
-        let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
+        let (uuid, owner_max) = (Bytes::clone(&request.uuid), self.per_certificate);
+        let put = PutWorker { uuid, worker: Some(logged.clone()), owner, owner_max };
         match self.proposer.propose(put).await? {
             Registration::Registered { id, epoch } => {
                 let report = Report { received_at: Instant::now(), told, clock_ahead_ms: None };

@@ -44,6 +44,30 @@ fn nobody_takes_the_place_of_a_worker() {
 }
 
 #[test]
+fn no_certificate_fills_the_table_of_workers() {
+    let cluster = up();
+    let [attacker, admin] = [Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
+    let mut calls = ClusterClient::new(attacker.channel(&cluster));
+    let mut register = |number: u8| {
+        let worker = Some(Worker { data_address: format!("127.0.0.1:{number}"), ..Worker::default() });
+        let uuid = vec![number; 16].into();
+        let request = RegisterWorkerRequest { uuid, worker, ..RegisterWorkerRequest::default() };
+        attacker.answer(calls.register_worker(request)).map(drop)
+    };
+    let most = u8::try_from(Config::default().master.workers_per_certificate).unwrap();
+    (1..=most).for_each(|number| register(number).unwrap());
+    for number in most + 1..200 {
+        let refused = register(number).unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        assert!(refused.message().contains("master.workers_per_certificate"), "{refused}");
+    }
+    register(1).unwrap();
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let workers = admin.answer(calls.list_workers(ListWorkersRequest {})).unwrap().into_inner().workers;
+    assert_eq!(workers.len(), usize::from(most) + cluster.at_start.workers.len());
+}
+
+#[test]
 fn workers_write_nothing_that_is_not_in_the_prefix_of_a_mount() {
     let cluster = up();
     let tree = cluster.seed("bucket", "read/", 5, 50_000);

@@ -190,6 +190,8 @@ mod tests {
         };
         assert!(may("s3:GetObject", "b/a/k", None) && may("s3:PutObject", "b/a/k", None));
         assert!(!may("s3:DeleteObject", "b/a/k", None) && !may("s3:GetObject", "b/k", None));
+        assert!(may("s3:GetObjectVersion", "b/a/k", None) && !may("s3:GetObjectVersion", "b/k", None));
+        assert!(!may("s3:ListBucketVersions", "b", Some("a/")) && !may("s3:DeleteObjectVersion", "b/a/k", None));
         assert!(!may("s3:GetObject", "b/a/secret/k", None) && !may("s3:GetObject", "other/a/k", None));
         assert!(may("s3:ListBucket", "b", Some("a/")) && may("s3:ListBucket", "b", Some("a/b")));
         assert!(!may("s3:ListBucket", "b", None) && !may("s3:ListBucket", "b", Some("b/")));

@@ -114,9 +114,25 @@ struct ReadItem<'a> {
     fetch_us: u32,
 }
 
+/// A block of an fs-mode file that is wanted as views have it.
+#[derive(Clone, Copy)]
+struct ViewBlock {
+    mount_id: u32,
+    inode: u64,
+    generation: u32,
+}
+
+impl ViewBlock {
+    fn of(block: &BlockRef) -> Option<Self> {
+        let BlockRef { mount_id, inode, generation, .. } = *block;
+        (block.data && block.pinned).then_some(Self { mount_id, inode, generation })
+    }
+}
+
 /// One item after its preparation.
 pub(super) struct Prepared {
     source: Result<BlockSource, Refusal>,
+    of_view: Option<ViewBlock>,
     /// Chunks that must be readable.
     wanted: Vec<Range<u32>>,
     /// Bytes of the block that are to be sent (reads only).
@@ -200,7 +216,8 @@ impl Service {
         let mut payload = 0u64;
         let mut items = Vec::with_capacity(request.items.len());
         for item in request.items {
-            let source = BlockSource::parse(item.block.unwrap_or_default());
+            let named = item.block.unwrap_or_default();
+            let (of_view, source) = (ViewBlock::of(&named), BlockSource::parse(named));
             let (asked, part) = (item.range.unwrap_or_default(), item.part);
             let (mut range, mut unit) = (0..0, ChecksumUnit::Chunk);
             let source = source.and_then(|source| {
@@ -231,7 +248,7 @@ impl Service {
             payload += range.len() as u64;
             let wanted = vec![chunks_touching(range.start, range.len() as u32)];
             let touch = Touch::Read(range.len() as u32);
-            items.push(Prepared { range, unit, ..self.look_up(source, wanted, touch) });
+            items.push(Prepared { range, unit, of_view, ..self.look_up(source, wanted, touch) });
         }
         if payload > u64::from(MAX_INFLIGHT_BYTES) {
             let message = format!("{payload} bytes asked for in one request, {MAX_INFLIGHT_BYTES} are the most");
@@ -263,7 +280,8 @@ impl Service {
     }
 
     fn prepare_item(&self, item: Item, touch: Touch) -> Prepared {
-        let source = BlockSource::parse(item.block.unwrap_or_default());
+        let named = item.block.unwrap_or_default();
+        let (of_view, source) = (ViewBlock::of(&named), BlockSource::parse(named));
         let length = source.as_ref().map_or(0, |source| source.length());
         let mut wanted: Vec<Range<u32>> = (item.want.iter())
             .map(|range| range.offset.min(length)..range.offset.saturating_add(range.length).min(length))
@@ -274,7 +292,7 @@ impl Service {
             wanted.push(if length <= SMALL_BLOCK_BYTES { 0..chunk_count(length) } else { 0..1 });
         }
         join(&mut wanted);
-        self.look_up(source, wanted, touch)
+        Prepared { of_view, ..self.look_up(source, wanted, touch) }
     }
 
     fn look_up(&self, source: Result<BlockSource, Refusal>, wanted: Vec<Range<u32>>, touch: Touch) -> Prepared {
@@ -282,12 +300,31 @@ impl Service {
             BlockSource::Object(object) => self.parts.stores.cache.get(&object.id, touch).open().map(Block::Cached),
             BlockSource::Data(target) => self.parts.stores.data.get(&target.id, touch).open().map(Block::Data),
         });
-        Prepared { source, wanted, range: 0..0, unit: ChecksumUnit::Chunk, block, touch }
+        Prepared { source, of_view: None, wanted, range: 0..0, unit: ChecksumUnit::Chunk, block, touch }
     }
 
     /// The blocks of a request, if all of it is at hand.
     pub(super) fn all_at_hand<'a>(&self, request: &'a ContentRequest) -> Option<Vec<&'a Block>> {
-        request.items.iter().map(Prepared::block_at_hand).collect()
+        request.items.iter().map(|item| item.block_at_hand().filter(|_| self.is_as_frozen(item))).collect()
+    }
+
+    /// Whether views have the block of an item, as far as is known here, if it is wanted as they have it: a write over
+    /// a connection is refused for as long as this holds.
+    fn is_as_frozen(&self, item: &Prepared) -> bool {
+        let is_of_view = |block: ViewBlock| self.parts.mounts.is_of_view(block.mount_id, block.inode, block.generation);
+        item.of_view.is_none_or(is_of_view)
+    }
+
+    /// Refuses an item that is wanted as views have it where none has it. A view that has just been made may not have
+    /// been heard of here.
+    async fn check_frozen(&self, item: &Prepared, until: Instant) -> Result<(), Refusal> {
+        if !self.is_as_frozen(item) {
+            let _late = tokio::time::timeout_at(until, Box::pin(self.parts.mounts.renew())).await;
+            if !self.is_as_frozen(item) {
+                return Err(not_of_view());
+            }
+        }
+        Ok(())
     }
 
     /// Counts the items of a request that was answered at once.
@@ -313,7 +350,8 @@ impl Service {
         }
     }
 
-    /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
+    /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory, or a view that
+    /// had a block is gone.
     pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut FrameBuffer) -> bool {
         let items = request.items.iter().zip(blocks).map(|(item, block)| ReadItem {
             range: &item.range,
@@ -322,7 +360,8 @@ impl Service {
             fetch_us: 0,
         });
         // An error is met again, and dealt with, on the slow path.
-        compose_read(&self.parts.stores, request.request_id, items, ReadWait::Never, out).is_ok()
+        let is_read = compose_read(&self.parts.stores, request.request_id, items, ReadWait::Never, out).is_ok();
+        is_read && request.items.iter().all(|item| self.is_as_frozen(item))
     }
 
     /// The answer to a read whose bytes the kernel can send out of the block's file: chunks of one block in the page
@@ -380,6 +419,7 @@ impl Service {
         let compose = move || (answer_from_disk(&stores, request_id, items, room), memory);
         let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
         match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
+            Ok(_) if !request.items.iter().all(|item| self.is_as_frozen(item)) => refused_read(request, &not_of_view()),
             Ok((bytes, memory)) => Segment { bytes, memory: Some(memory), ..Segment::default() },
             Err(refusal) => refused_read(request, &refusal),
         }
@@ -415,6 +455,7 @@ impl Service {
     /// Makes the wanted chunks of one item readable; gives the block and what had to be fetched.
     async fn make_ready(&self, item: &Prepared, until: Instant, tenant: Option<&Tenant>) -> Ready {
         let source = item.source.as_ref().map_err(Clone::clone)?;
+        self.check_frozen(item, until).await?;
         let block = match (item.block_at_hand(), source) {
             (Some(block), _) => block.clone(),
             (None, BlockSource::Data(target)) => Block::Data(self.open_data(*target, item.touch, until, tenant).await?),
@@ -619,6 +660,10 @@ fn open_segment(request: &ContentRequest, blocks: impl IntoIterator<Item = Ready
     };
     segment.descriptors = descriptors;
     segment
+}
+
+fn not_of_view() -> Refusal {
+    Refusal::new(Status::NoSuchBlock, "no view has the block as it is, as far as this worker knows")
 }
 
 fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {

@@ -304,7 +304,7 @@ async fn what_views_lack_is_found() {
     bench.bucket.delete(&view.key);
     assert!(bench.found(whole()).await.contains(&(MissingView, "v".to_owned())));
 
-    proposer.propose(RemoveView { id: view.id }).await.unwrap().unwrap();
+    proposer.propose(RemoveView { id: view.id, deleted: false }).await.unwrap().unwrap();
     bench.master().services().repair.views_removed();
     eventually(|| bench.look(|tables| Ok(tables.counters()?.kept == 0))).await;
     assert_eq!(bench.found(whole()).await, expected(&[]));

@@ -26,7 +26,7 @@ use crate::index::inodes::put_link;
 use crate::index::intents::{Reach, note, put_note};
 use crate::index::{origins, probed_xattrs};
 use crate::outcome::ListingCounts;
-use crate::records::{MODE_CHOSEN, count_entries, directory_record, file_record, is_directory, links};
+use crate::records::{MODE_CHOSEN, count_entries, directory_record, file_record, is_directory, links, xattr_size};
 use crate::schema;
 use crate::transaction::Transaction;
 
@@ -192,7 +192,7 @@ fn restore(record: &mut InodeRecord, restored: &Restored) {
         Kind::Symlink => (record.size, record.target) = (restored.target.len() as u64, restored.target.clone()),
         _ => record.size = 0,
     }
-    record.has_xattrs = !restored.xattrs.is_empty();
+    record.xattr_bytes = restored.xattrs.iter().map(|xattr| xattr_size(&xattr.name, &xattr.value)).sum();
     record.has_capability = restored.xattrs.iter().any(|xattr| *xattr.name == *CAPABILITY);
 }
 

@@ -15,7 +15,8 @@ const ENDED_JOBS_MAX: usize = 100;
 
 /// Registers a worker, or renews what is known of it. The uuid decides who it is; a new uuid at a known address is a
 /// worker that lost its disks, and the old one leaves the table. Neither is done for another owner than that of the
-/// worker which is known. The epoch moves only when what others see has changed.
+/// worker which is known; nor does an owner have any number of them. The epoch moves only when what others see has
+/// changed.
 pub fn put_worker(tx: &mut Transaction<'_>, put: &PutWorker) -> Result<Outcome> {
     let Some(mut worker) = put.worker.clone() else { return Outcome::refused("the worker is missing") };
     if let Some(id) = tx.before().get(schema::RemovedWorkers, &put.uuid[..])? {
@@ -33,6 +34,9 @@ pub fn put_worker(tx: &mut Transaction<'_>, put: &PutWorker) -> Result<Outcome> 
         known.iter().filter(|record| record.worker.as_ref().is_some_and(|old| replaces(&record.uuid, old)));
     if let Some(reason) = replaced.find_map(|record| refusal_of_owner(record, &put.owner)) {
         return Ok(Outcome::Denied(reason));
+    }
+    if let Some(reason) = refusal_of_one_more(&known, put, &worker.data_address) {
+        return Outcome::refused(reason);
     }
     for record in known {
         let WorkerRecord { uuid, worker: Some(old), owner: registered } = record else { continue };
@@ -64,6 +68,24 @@ pub fn put_worker(tx: &mut Transaction<'_>, put: &PutWorker) -> Result<Outcome> 
         next_epoch(tx);
     }
     Ok(Outcome::Worker { id, epoch: tx.counters.workers_epoch })
+}
+
+/// Why a worker that is not known does not join those of its owner, if these are as many as there may be.
+fn refusal_of_one_more(known: &[WorkerRecord], put: &PutWorker, address: &str) -> Option<String> {
+    let PutWorker { owner, owner_max, .. } = put;
+    let is_known = known.iter().any(|record| record.uuid == put.uuid);
+    if is_known || owner.is_empty() || *owner_max == 0 {
+        return None;
+    }
+    let of_owner = known.iter().filter(|record| record.owner == *owner).filter_map(|record| record.worker.as_ref());
+    let others: Vec<u64> = of_owner.filter(|old| old.data_address != address).map(|old| old.id).collect();
+    let first = others.first().filter(|_| others.len() >= *owner_max as usize)?;
+    Some(format!(
+        "{} workers have registered with the certificate \"{owner}\", and master.workers_per_certificate allows \
+         {owner_max}: give the one at {address} a certificate of another name (`cv cert issue worker NAME`), take out \
+         those that are gone (see `cv node list`, and `cv node remove {first}`), or raise the setting",
+        others.len()
+    ))
 }
 
 /// Why it is not for `asker` to speak for a worker, if it is not: it was registered under another name. Whoever has no

@@ -6,7 +6,9 @@
 //! earlier one. When all clients do, blocks of that generation may take the places of those.
 
 use cavern_proto::master::{Extent, Mount, View, ViewState, WriteType};
-use cavern_proto::record::{BeginView, FinishView, FreezeView, GarbageRecord, KeptRecord, ReleaseKept, Stray};
+use cavern_proto::record::{
+    BeginView, FinishView, FreezeView, GarbageRecord, KeptRecord, ReleaseKept, RemoveView, Stray,
+};
 
 use super::mount;
 use crate::error::Result;
@@ -111,14 +113,26 @@ pub fn finish(tx: &mut Transaction<'_>, finish: FinishView) -> Result<Outcome> {
     }
     let View { name, mount_id, generation, last_inode, imported, .. } = known;
     let state = ViewState::Ready as i32;
-    Ok(put(tx, View { name, mount_id, generation, last_inode, imported, state, ..made }))
+    let upload = String::new();
+    Ok(put(tx, View { name, mount_id, generation, last_inode, imported, state, upload, ..made }))
 }
 
-/// Forgets a view. What only it has is freed in steps ([`release`]).
-pub fn remove(tx: &mut Transaction<'_>, id: u32) -> Result<Outcome> {
-    let tables = tx.before();
+/// Forgets a view. What only it has is freed in steps ([`release`]), and what it has in its bucket is noted until that
+/// is deleted.
+pub fn remove(tx: &mut Transaction<'_>, remove: &RemoveView) -> Result<Outcome> {
+    let (id, tables) = (remove.id, tx.before());
+    if remove.deleted {
+        let Some(gone) = tables.get(schema::GoneViews, id)? else { return unknown(id) };
+        tx.delete(schema::GoneViews, id);
+        return Ok(Outcome::View(Box::new(gone)));
+    }
     let Some(view) = tables.view(id)? else { return unknown(id) };
     tx.delete(schema::Views, id);
+    // Where a bucket answers no more there may be more and more of them.
+    if tables.gone_views()?.len() < VIEWS_MAX {
+        let View { name, store_mount_id, key, etag, upload, .. } = view.clone();
+        tx.put(schema::GoneViews, id, &View { id, name, store_mount_id, key, etag, upload, ..View::default() });
+    }
     if views::keeps_blocks(&view) {
         let counters = &mut tx.counters;
         counters.frozen_views = counters.frozen_views.saturating_sub(1);

@@ -1,4 +1,5 @@
-//! How much is below each directory of fs-mode mounts: files with their bytes, directories, links and the like.
+//! How much is below each directory of fs-mode mounts: files with their bytes, directories, links and the like, with
+//! the extended attributes of all of them.
 //!
 //! Only quotas need it, so it is kept only while there are any, and nothing costs more without them. With the first
 //! quota counting begins: the leader has the inode table counted in steps, in the order of the ids, and
@@ -54,13 +55,18 @@ impl Tables<'_> {
     }
 }
 
+/// The bytes that an inode counts with: the length of a file, and its extended attributes.
+pub fn bytes_of(record: &InodeRecord) -> u64 {
+    let length = if record.kind() == Kind::File { record.size } else { 0 };
+    length.saturating_add(record.xattr_bytes.into())
+}
+
 /// What an inode weighs by itself.
 fn own(inode: u64, record: &InodeRecord, counted: u64) -> UsageDelta {
     if inode > counted {
         return UsageDelta::default();
     }
-    let bytes = if record.kind() == Kind::File { record.size } else { 0 };
-    UsageDelta { bytes: signed(bytes), inodes: 1 }
+    UsageDelta { bytes: signed(bytes_of(record)), inodes: 1 }
 }
 
 /// What an inode weighs with all that has been counted below it.

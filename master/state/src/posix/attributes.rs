@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
 use crate::index::probed_xattrs;
+use crate::records::xattr_size;
 use crate::{records, schema};
 
 /// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.
@@ -69,7 +70,7 @@ impl MutationContext<'_, '_> {
             let value = records::change(&mut record, |attr| acl::set(attr, set, self.limited_user()))?;
             return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
         }
-        if record.has_xattrs {
+        if record.xattr_bytes > 0 {
             let (mut names, mut total) = (set.name.len() + 1, set.name.len() + set.value.len());
             for (name, value) in self.tx.before().xattrs(set.inode)? {
                 if name != set.name {
@@ -98,8 +99,12 @@ impl MutationContext<'_, '_> {
         self.keep_xattr(remove.inode, record, &remove.name, None)
     }
 
-    /// Stores an attribute, or removes it, and the record with it.
+    /// Stores an attribute, or removes it, and the record with it. Quotas hold for what that takes more.
     fn keep_xattr(&mut self, inode: u64, mut record: InodeRecord, name: &[u8], value: Option<&[u8]>) -> Checked<u64> {
+        let known = if record.xattr_bytes > 0 { self.tx.before().get(schema::Xattrs, (inode, name))? } else { None };
+        let [was, is] = [known.as_deref(), value].map(|value| value.map_or(0, |value| xattr_size(name, value)));
+        self.check_more_bytes(&record, is.saturating_sub(was).into())?;
+        record.xattr_bytes = record.xattr_bytes.saturating_sub(was).saturating_add(is);
         match value {
             Some(value) => {
                 self.put_xattr(inode, name, value);
@@ -111,7 +116,6 @@ impl MutationContext<'_, '_> {
             }
             None => self.tx.delete(schema::Xattrs, (inode, name)),
         }
-        record.has_xattrs = value.is_some() || self.tx.before().xattrs(inode)?.iter().any(|(known, _)| known != name);
         if name == CAPABILITY {
             record.has_capability = value.is_some();
         }
@@ -130,10 +134,10 @@ impl MutationContext<'_, '_> {
 
     /// Takes an attribute away, if there is one of that name. The caller stores the record.
     pub fn delete_xattr(&mut self, inode: u64, record: &mut InodeRecord, name: &[u8]) -> Result {
-        let names = if record.has_xattrs { self.tx.before().xattrs(inode)? } else { Vec::new() };
-        if names.iter().any(|(known, _)| *known == name) {
+        let known = if record.xattr_bytes > 0 { self.tx.before().get(schema::Xattrs, (inode, name))? } else { None };
+        if let Some(known) = known {
             self.tx.delete(schema::Xattrs, (inode, name));
-            record.has_xattrs = names.len() > 1;
+            record.xattr_bytes = record.xattr_bytes.saturating_sub(xattr_size(name, &known));
             record.has_capability &= name != CAPABILITY;
         }
         Ok(())

@@ -40,11 +40,12 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
         self.check_number(create.inode)?;
-        self.check_quotas(create.parent, UsageDelta { bytes: 0, inodes: 1 })?;
         let default = self.tx.before().acl(create.parent, &directory, DEFAULT)?;
         let above = (&attributes(create.parent, &directory), default.as_ref());
         let (owner, made_ns) = (self.caller.owner, self.caller.made_ns);
         let (attr, lists) = created(create, above, owner, self.limited_user(), made_ns);
+        let xattr_bytes: u32 = lists.iter().map(|(name, acl)| records::xattr_size(name, &acl.encode())).sum();
+        self.check_quotas(create.parent, UsageDelta { bytes: i64::from(xattr_bytes), inodes: 1 })?;
         check_owner(owner.0, owner.1)?;
         let mut record = InodeRecord {
             kind: create.kind,
@@ -57,7 +58,7 @@ impl MutationContext<'_, '_> {
             listed_ns: if kind == Kind::Directory { self.caller.now_ns.max(1) } else { 0 },
             rdev: attr.rdev,
             target: create.target.clone(),
-            has_xattrs: attr.has_xattrs,
+            xattr_bytes,
             entries: (kind == Kind::Directory).then_some(0),
             linkable: create.naming() == Naming::Nameless,
             ..InodeRecord::default()

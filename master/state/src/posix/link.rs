@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::context::{Checked, EntriesChange, MutationContext, refuse};
 use crate::error::{Result, StateError};
 use crate::index::inodes::{delete_link, other_name, put_link};
-use crate::index::usage::{UsageDelta, signed};
+use crate::index::usage::{self, UsageDelta, signed};
 use crate::records::{self, is_directory, links};
 use crate::schema;
 
@@ -35,7 +35,7 @@ impl MutationContext<'_, '_> {
         }
         if record.linkable {
             // It counts from now on.
-            self.check_quotas(link.parent, UsageDelta { bytes: signed(record.size), inodes: 1 })?;
+            self.check_quotas(link.parent, UsageDelta { bytes: signed(usage::bytes_of(&record)), inodes: 1 })?;
             self.tx.delete(schema::Unlinked, link.inode);
             record.linkable = false;
             (record.parent, record.name) = (link.parent, link.name.clone());

@@ -89,11 +89,16 @@ impl MutationContext<'_, '_> {
 
     /// A file becomes longer.
     pub fn check_growth(&self, record: &InodeRecord, length: u64) -> Checked {
+        self.check_more_bytes(record, length.saturating_sub(record.size))
+    }
+
+    /// The length of an inode, or its extended attributes, take so many bytes more.
+    pub fn check_more_bytes(&self, record: &InodeRecord, bytes: u64) -> Checked {
         // What has no name is in no directory.
-        if record.unlinked || length <= record.size {
+        if record.unlinked || bytes == 0 {
             return Ok(());
         }
-        self.check_quotas(record.parent, UsageDelta { bytes: signed(length - record.size), inodes: 0 })
+        self.check_quotas(record.parent, UsageDelta { bytes: signed(bytes), inodes: 0 })
     }
 
     /// An inode gets another name, and another one loses that name, or gets the old one in exchange.

@@ -226,7 +226,7 @@ impl<'a> Tables<'a> {
 
     /// One access list of an inode. What is kept there has been checked before.
     pub fn acl(&self, inode: u64, record: &InodeRecord, name: &[u8]) -> Result<Option<Acl>> {
-        let value = if record.has_xattrs { self.get(schema::Xattrs, (inode, name))? } else { None };
+        let value = if record.xattr_bytes > 0 { self.get(schema::Xattrs, (inode, name))? } else { None };
         let Some(value) = value else { return Ok(None) };
         let acl = Acl::decode(&value);
         acl.map(Some).ok_or_else(|| StateError::Corrupt(format!("an access list of inode {inode}")))

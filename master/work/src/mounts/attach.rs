@@ -59,14 +59,20 @@ impl MountChanges {
         };
         mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
-        let attached = loop {
+        let recorded = loop {
             let sealed = mounts.seal(mount.clone())?;
             let attach = AttachMount { mount: Some(sealed), mounts_epoch };
             match self.proposer.propose(request.command(attach)).await? {
                 // Each time, another mount has come, gone or changed.
                 Repeatable::First(Attachment::OutOfDate) => mounts_epoch = mounts.compare_with_others(&mount).await?,
-                Repeatable::First(Attachment::Mount(recorded)) => break Ok(recorded),
-                Repeatable::First(Attachment::Exists(existing)) => break Err(existing),
+                Repeatable::First(Attachment::Mount(recorded)) => break recorded,
+                Repeatable::First(Attachment::Exists(existing)) => {
+                    let existing = mounts.unseal(*existing)?;
+                    if claimed == Claimed::Now && existing.uri != mount.uri {
+                        self.claims.release(&ufs, &mount).await;
+                    }
+                    return Ok((if_same(existing, mount, wanted_existing)?, None));
+                }
                 Repeatable::First(Attachment::Refused(reason)) => {
                     if claimed == Claimed::Now {
                         self.claims.release(&ufs, &mount).await;
@@ -76,54 +82,16 @@ impl MountChanges {
                 Repeatable::Repeated(answer) => return Ok((self.mounted_before(*answer)?, None)),
             }
         };
-        match attached {
-            Ok(recorded) => {
-                let open = mounts.get(recorded.id)?;
-                tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
-                let recorded = open.mount.clone();
-                let is_to_be_listed = recorded.existing() != Existing::None;
-                open.set_index(is_to_be_listed, 0, 0, u64::from(is_to_be_listed));
-                match open.is_fs_mode() {
-                    true => self.lookups.listings.start_existing(open),
-                    false => self.lookups.listings.start_index(open),
-                }
-                Ok((recorded, Some(contents)))
-            }
-            Err(existing) => {
-                let existing = mounts.unseal(*existing)?;
-                if claimed == Claimed::Now && existing.uri != mount.uri {
-                    self.claims.release(&ufs, &mount).await;
-                }
-                if wanted_existing == Existing::Recovered && existing.existing() == Existing::Indexed {
-                    return Err(WorkError::AlreadyExists(format!(
-                        "{} is mounted already, and was not recovered: unmount it first, or leave --recover out",
-                        existing.path
-                    )));
-                }
-                let same = Mount {
-                    id: existing.id,
-                    root_inode: existing.root_inode,
-                    created_ns: existing.created_ns,
-                    existing: existing.existing,
-                    frozen_below: existing.frozen_below,
-                    frozen_inodes: existing.frozen_inodes,
-                    settled_below: existing.settled_below,
-                    probed_xattrs: existing.probed_xattrs,
-                    ..mount.clone()
-                };
-                if same == existing {
-                    return Ok((existing, None));
-                }
-                let Mount { path, uri, .. } = &existing;
-                Err(WorkError::AlreadyExists(match *uri == mount.uri {
-                    true => format!(
-                        "{path} already carries {uri} with other options: change them with `cv mount update {path}`, \
-                         or choose another path"
-                    ),
-                    false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
-                }))
-            }
+        let open = mounts.get(recorded.id)?;
+        tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
+        let recorded = open.mount.clone();
+        let is_to_be_listed = recorded.existing() != Existing::None;
+        open.set_index(is_to_be_listed, 0, 0, u64::from(is_to_be_listed));
+        match open.is_fs_mode() {
+            true => self.lookups.listings.start_existing(open),
+            false => self.lookups.listings.start_index(open),
         }
+        Ok((recorded, Some(contents)))
     }
 
     /// The answer to a request that has made a mount.
@@ -136,6 +104,38 @@ impl MountChanges {
             Err(error) => Err(error),
         }
     }
+}
+
+/// What is mounted already, if it is what was wanted.
+fn if_same(existing: Mount, wanted: Mount, wanted_existing: Existing) -> Result<Mount, WorkError> {
+    if wanted_existing == Existing::Recovered && existing.existing() == Existing::Indexed {
+        return Err(WorkError::AlreadyExists(format!(
+            "{} is mounted already, and was not recovered: unmount it first, or leave --recover out",
+            existing.path
+        )));
+    }
+    let same = Mount {
+        id: existing.id,
+        root_inode: existing.root_inode,
+        created_ns: existing.created_ns,
+        existing: existing.existing,
+        frozen_below: existing.frozen_below,
+        frozen_inodes: existing.frozen_inodes,
+        settled_below: existing.settled_below,
+        probed_xattrs: existing.probed_xattrs,
+        ..wanted
+    };
+    if same == existing {
+        return Ok(existing);
+    }
+    let Mount { path, uri, .. } = &existing;
+    Err(WorkError::AlreadyExists(match *uri == same.uri {
+        true => format!(
+            "{path} already carries {uri} with other options: change them with `cv mount update {path}`, or choose \
+             another path"
+        ),
+        false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
+    }))
 }
 
 /// The path of a mount, in its only spelling.

@@ -132,6 +132,26 @@ impl Lookups {
         })
     }
 
+    /// Refuses to have all of a mount recalled for a client that may set neither quotas nor times to live there: for
+    /// whatever else is looked at or changed directories are recalled by themselves. `client`: by its certificate,
+    /// also where all mounts are there for all; `None` for whoever no rule binds.
+    ///
+    /// # Errors
+    /// [`WorkError::Denied`].
+    pub(super) fn check_mount_recall(&self, mount_id: u32, client: Option<&str>) -> Result<(), WorkError> {
+        let Some(client) = client.filter(|_| mount_id != 0) else { return Ok(()) };
+        let mount = self.mounts.recorded(mount_id)?;
+        if mount.may_set_quotas(client) || mount.may_set_ttls(client) {
+            return Ok(());
+        }
+        Err(WorkError::Denied(format!(
+            "the client \"{client}\" has not all of {} recalled, since it may set neither quotas nor times to live \
+             there: that takes a certificate of the role admin, or the option quotas or ttl in the rule of the mount \
+             that fits the client (cv mount update --client)",
+            mount.path
+        )))
+    }
+
     fn check_change(&self, mount: &Mount) -> Result<(), WorkError> {
         match self.client.as_ref().map(|client| (client, mount.access_of(client))) {
             None | Some((_, ClientAccess::Full)) => Ok(()),

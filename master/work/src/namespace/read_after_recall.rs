@@ -5,6 +5,8 @@
 //! holds its directory, or itself, that is recalled and the read made once more. So it is when anything was returned
 //! during the read, which may have come too early for what its holder had answered.
 
+use std::time::Duration;
+
 use cavern_proto::master::{Entry, Kind};
 
 use super::Lookups;
@@ -12,6 +14,10 @@ use crate::error::WorkError;
 
 /// Reads of one question. What is found is recalled once each; no more than some follow each other.
 const READS_MAX: usize = 100;
+/// Of so many seconds a client has whole mounts recalled in one: the others hold what they write to in the rest.
+const SECONDS_OF_RECALL: u64 = 10;
+/// A client waits no longer for those before.
+const RECALL_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A directory that somebody may hold; 0 for none.
 pub(super) type DirectoryId = u64;
@@ -64,12 +70,29 @@ impl Lookups {
     /// Has everything let go of in the mount that an inode is in; in all mounts, for a directory above them.
     ///
     /// # Errors
-    /// [`WorkError::Deadline`] when a session returns nothing.
+    /// [`WorkError::Deadline`] when a session returns nothing, [`WorkError::Overloaded`] where the client has had it
+    /// done very often.
     pub async fn recall_mount_of(&self, inode: u64) -> Result<(), WorkError> {
         for mount_id in self.delegating_mounts_of(inode).await? {
             self.recalls.recall_mount(mount_id).await?;
         }
         Ok(())
+    }
+
+    /// Has everything let go of in the mount that an inode is in, for whoever has to set something that is about all of
+    /// it; `client` as in [`Self::check_mount_recall`].
+    ///
+    /// # Errors
+    /// [`WorkError::NotFound`] where the inode is nowhere for the client, those of [`Self::check_mount_change`] and
+    /// [`Self::check_mount_recall`], and as [`Self::recall_mount_of`].
+    pub async fn recall_whole_mount(&self, inode: u64, client: Option<&str>) -> Result<(), WorkError> {
+        self.check_mount_access(inode).await?;
+        self.check_mount_change(&[inode]).await?;
+        let mount_id = self.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
+        let mount_id = mount_id.await?.ok_or(WorkError::Gone(inode))?;
+        self.check_mount_recall(mount_id, client)?;
+        self.wait_for_recall_turn(&[mount_id]).await?;
+        self.recalls.recall_mount(mount_id).await
     }
 
     /// Has everything made there that sessions had answered by now.
@@ -83,6 +106,7 @@ impl Lookups {
         Ok(())
     }
 
+    /// Mounts in which something may be held, when it is the client's turn to have that returned.
     async fn delegating_mounts_of(&self, inode: u64) -> Result<Vec<u32>, WorkError> {
         if self.recalls.delegations().is_empty() {
             return Ok(Vec::new());
@@ -91,7 +115,30 @@ impl Lookups {
             0 => Ok(tables.mounts()?.into_iter().map(|mount| mount.id).collect()),
             mount_id => Ok(vec![mount_id]),
         });
-        mounts.await
+        let mounts: Vec<u32> = mounts.await?;
+        self.wait_for_recall_turn(&mounts).await?;
+        Ok(mounts)
+    }
+
+    /// Waits until a client may have something returned again that is held in any of these mounts.
+    async fn wait_for_recall_turn(&self, mounts: &[u32]) -> Result<(), WorkError> {
+        let Some(tenant) = self.charge.as_ref().map(|charge| charge.tenant()) else { return Ok(()) };
+        let held = self.recalls.delegations();
+        if mounts.iter().all(|mount_id| held.delegations_in(*mount_id).is_empty()) {
+            return Ok(());
+        }
+        let wait = tenant.seconds.take(SECONDS_OF_RECALL);
+        if wait <= RECALL_PATIENCE {
+            tenant.counts.wait(wait).await;
+            return Ok(());
+        }
+        tenant.seconds.give_back(SECONDS_OF_RECALL);
+        tenant.counts.add_refusal();
+        Err(WorkError::Overloaded(format!(
+            "{} has whole mounts let go of by all who write there, and that once in {SECONDS_OF_RECALL} seconds at \
+             most: ask less often, or as an admin",
+            tenant.identity()
+        )))
     }
 
     /// The directory that counts for a file of several names, which may be another than the one that it was found in.

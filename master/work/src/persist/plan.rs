@@ -126,7 +126,7 @@ pub fn plan(
         Err(reason) => return Ok(Err(reason)),
     };
     let objects = tables.objects_of(inode).collect::<Result<BTreeMap<String, ObjectRecord>, _>>()?;
-    let xattrs = if record.has_xattrs { tables.xattrs(inode)? } else { Vec::new() };
+    let xattrs = if record.xattr_bytes > 0 { tables.xattrs(inode)? } else { Vec::new() };
     let metadata = metadata::of_inode(&record, &xattrs);
     let metadata_hash = metadata::hash(&metadata);
     let is_current = |object: &ObjectRecord| {

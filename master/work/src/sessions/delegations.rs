@@ -278,7 +278,7 @@ impl DirectoryDelegations {
     }
 
     /// The directories of a mount that are held, after their sessions.
-    pub(super) fn delegations_in(&self, mount_id: u32) -> Vec<(u64, u64)> {
+    pub(crate) fn delegations_in(&self, mount_id: u32) -> Vec<(u64, u64)> {
         if self.is_empty() {
             return Vec::new();
         }

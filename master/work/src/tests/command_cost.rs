@@ -395,7 +395,7 @@ fn blocks_that_views_have_come_and_go_in_short_commands() {
     assert_eq!(bench.garbage(), 0);
     assert_eq!(bench.tables().counters().unwrap().kept, u64::from(MANY));
     for id in 1..=100 {
-        bench.run("view is removed", Kind::RemoveView(RemoveView { id }));
+        bench.run("view is removed", Kind::RemoveView(RemoveView { id, deleted: false }));
     }
     loop {
         let page = bench.tables().kept_after(None).take(AT_ONCE).map(|row| row.unwrap().0);

@@ -2,7 +2,8 @@
 //!
 //! 1. What was never listed below the path is listed, or everything anew, where that is asked for. Of an fs-mode mount
 //!    all that sessions have answered for is made.
-//! 2. The view is begun in the log: from here on no block of an fs-mode mount is freed.
+//! 2. The upload of the object is begun, and with it the view, in the log: from here on no block of an fs-mode mount is
+//!    freed.
 //! 3. A snapshot of the tables is taken, and read into an image ([`super::tree`], [`super::image`]). Of an fs-mode
 //!    mount all that it may show is frozen meanwhile, and every client says that it writes to nothing of that. Until
 //!    all have said so, whoever would change something of it waits.
@@ -21,10 +22,12 @@ use cavern_consensus::run_blocking;
 use cavern_proto::master::{CreateViewRequest, Entry, Kind, View, ViewProgress, ViewState, ViewStep};
 use cavern_proto::record::{BeginView, FinishView, FreezeView, ViewManifest};
 use cavern_proto::reserved::VIEW;
+use cavern_ufs::MultipartUpload;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::image::write_view;
+use super::object::begin_upload;
 use super::tree::{PAGES_AHEAD, ReadEnd, TreeReader, TreeSource};
 use super::{MakingProgress, ViewMaker, check_view_name};
 use crate::error::WorkError;
@@ -84,10 +87,10 @@ impl ViewMaker {
         }
         let (mount, store, source) = unless(gone, Box::pin(self.prepare(&request, &path, progress))).await?;
         let view = View { name: request.name, path, mount_id: mount.id(), ..View::default() };
-        let view = self.begin(&store, view).await?;
+        let (view, upload) = self.begin(&store, view).await?;
         let id = view.id;
         let made = unless(gone, self.frozen(&mount, source, view, progress)).await;
-        self.finish(&store, id, made, progress, gone).await
+        self.finish((&*store, &upload), id, made, progress, gone).await
     }
 
     /// Brings what is to be frozen up to date, as far as that is asked for. Gives its mount, the one in whose bucket
@@ -156,19 +159,30 @@ impl ViewMaker {
         Ok(())
     }
 
-    /// Records that a view is being made, whose object is to be in the bucket of this mount.
-    pub(super) async fn begin(&self, store: &OpenMount, view: View) -> Result<View, WorkError> {
+    /// Records that a view is being made, whose object is to be in the bucket of this mount, with the upload of that
+    /// object, which has no parts yet: whatever becomes of this master, the next one gives it up.
+    pub(super) async fn begin(&self, store: &OpenMount, view: View) -> Result<(View, MultipartUpload), WorkError> {
         let uuid = host::random_id();
+        let key = format!("{}{VIEW}{:032x}", store.ufs.prefix(), u128::from_be_bytes(uuid));
+        let upload = begin_upload(store, &key).await?;
         let view = View {
             state: ViewState::Creating.into(),
             store_mount_id: store.id(),
-            key: format!("{}{VIEW}{:032x}", store.ufs.prefix(), u128::from_be_bytes(uuid)),
+            key,
+            upload: upload.id().to_owned(),
             uuid: Bytes::copy_from_slice(&uuid),
             created_ns: self.lookups.reader.clock().now_ns(),
             ..view
         };
-        let begun = self.proposer.propose(BeginView { view: Some(view) }).await?;
-        Ok(*begun.map_err(WorkError::Refused)?)
+        let begun = self.proposer.propose(BeginView { view: Some(view) }).await;
+        match begun.map_err(WorkError::from).and_then(|begun| begun.map_err(WorkError::Refused)) {
+            Ok(view) => Ok((*view, upload)),
+            Err(error) => {
+                // Where it is recorded all the same, it is taken away as one that was not finished.
+                let _given_up = upload.abort().await;
+                Err(error)
+            }
+        }
     }
 
     /// What is frozen, in a file; with the view as it is then.
@@ -266,7 +280,7 @@ impl ViewMaker {
     /// next look takes it away, of this master or of a later one.
     pub(super) async fn finish(
         &self,
-        store: &OpenMount,
+        store: (&OpenMount, &MultipartUpload),
         id: u32,
         made: Result<(File, View), WorkError>,
         progress: &MakingProgress,
@@ -275,7 +289,7 @@ impl ViewMaker {
         let shown = async {
             let (file, view) = made?;
             progress.lock().step = ViewStep::Storing.into();
-            let etag = self.store(store, &view, file, progress, gone).await?;
+            let etag = self.store(store, view.object_bytes, file, progress, gone).await?;
             let view = Some(View { etag, state: ViewState::Ready.into(), ..view });
             let shown = self.proposer.propose(FinishView { view }).await?;
             Ok::<View, WorkError>(*shown.map_err(WorkError::Refused)?)

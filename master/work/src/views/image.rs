@@ -91,6 +91,7 @@ pub(super) fn write_view(
             state: ViewState::Ready.into(),
             store_mount_id: 0,
             key: String::new(),
+            upload: String::new(),
             generation: 0,
             last_inode: 0,
             ..view.clone()

@@ -63,9 +63,9 @@ impl ViewMaker {
         if let Some(view) = self.known(&view.name, is_wanted).await? {
             return Ok(view);
         }
-        let view = self.begin(store, view).await?;
+        let (view, upload) = self.begin(store, view).await?;
         let (id, nobody) = (view.id, CancellationToken::new());
-        self.finish(store, id, Ok((file, view)), &MakingProgress::default(), &nobody).await
+        self.finish((store, &upload), id, Ok((file, view)), &MakingProgress::default(), &nobody).await
     }
 
     /// The parts of a file, in one without a name.

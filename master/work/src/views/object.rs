@@ -1,5 +1,6 @@
 //! The objects of views in their buckets. Their names are unique, and no listing shows them.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_consensus::run_blocking;
 use cavern_proto::master::View;
+use cavern_proto::record::RemoveView;
 use cavern_ufs::{Metadata, MultipartUpload, PARTS_MAX, Precondition, UfsError, named};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tokio_util::sync::CancellationToken;
@@ -46,27 +48,20 @@ impl ViewMaker {
         self.lookups.mounts.get(mount.ok_or_else(not_mounted)?.id)
     }
 
-    /// Stores the object of a view in parts; gives its ETag.
+    /// Stores the object of a view in parts; gives its ETag. Whoever takes the view away gives up what has failed.
     ///
     /// # Errors
     /// [`WorkError::Refused`] when the bucket takes no objects, and those of the bucket.
     pub(super) async fn store(
         &self,
-        store: &OpenMount,
-        view: &View,
+        (store, upload): (&OpenMount, &MultipartUpload),
+        length: u64,
         file: File,
         progress: &MakingProgress,
         gone: &CancellationToken,
     ) -> Result<String, WorkError> {
-        let upload = store.ufs.begin_multipart(&view.key, &named(Metadata::new())).await;
-        let upload = upload.map_err(|error| refusal(store, error.into()))?;
-        let sent = gone.run_until_cancelled(self.send(&upload, file.into(), view.object_bytes, progress)).await;
-        let sent = sent.unwrap_or_else(|| Err(WorkError::stopping()));
-        if sent.is_err() {
-            // The error that led here says more than one of this.
-            let _given_up = upload.abort().await;
-        }
-        sent.map_err(|error| refusal(store, error))
+        let sent = gone.run_until_cancelled(self.send(upload, file.into(), length, progress)).await;
+        sent.unwrap_or_else(|| Err(WorkError::stopping())).map_err(|error| refusal(store, error))
     }
 
     async fn send(
@@ -94,26 +89,71 @@ impl ViewMaker {
         Ok(upload.complete(&etags, Precondition::Nothing).await?)
     }
 
-    /// Deletes the object of a view that is no more.
-    pub(super) async fn delete_object(&self, view: &View) {
-        let deleted = async {
-            let store = self.lookups.mounts.get(view.store_mount_id)?;
-            let version = Precondition::Version(&view.etag);
-            // One that was not finished has no ETag, and nobody else puts anything under such a name.
-            let replaces = if view.etag.is_empty() { Precondition::Anything } else { version };
-            Ok::<_, WorkError>(store.ufs.delete(&view.key, replaces).await?)
-        };
-        let failure = match tokio::time::timeout(DELETE_TIMEOUT, deleted).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the bucket does not answer".to_owned(),
-        };
-        let (name, key) = (&view.name, &view.key);
-        tracing::warn!(
-            view = name,
-            "\"{key}\" is left in the bucket of a view that is gone: delete it there ({failure})"
-        );
+    /// Deletes what the bucket has of views that are no more.
+    ///
+    /// # Errors
+    /// The first failure. Buckets that have failed are asked no more this time.
+    pub(super) async fn delete_objects(&self, gone: Vec<View>) -> Result<(), WorkError> {
+        let (mut failing, mut first) = (HashSet::new(), Ok(()));
+        for view in gone {
+            if failing.contains(&view.store_mount_id) {
+                continue;
+            }
+            if let Err(error) = self.delete_object(&view).await {
+                failing.insert(view.store_mount_id);
+                first = first.and(Err(error));
+            }
+        }
+        first
     }
+
+    /// Deletes what the bucket has of a view that is no more, and forgets that. Its upload first: an earlier leader
+    /// that completes it then finds it gone.
+    ///
+    /// # Errors
+    /// Those of the bucket, after which something may be left.
+    pub(super) async fn delete_object(&self, view: &View) -> Result<(), WorkError> {
+        let View { name, key, etag, .. } = view;
+        match self.lookups.mounts.get(view.store_mount_id) {
+            Ok(store) => {
+                let deleted = async {
+                    if !view.upload.is_empty() {
+                        store.ufs.abort_multipart(key, &view.upload).await?;
+                    }
+                    // One that was not finished has no ETag, and nobody else puts anything under such a name.
+                    let known = Precondition::Version(etag.as_str());
+                    store.ufs.delete(key, if etag.is_empty() { Precondition::Anything } else { known }).await
+                };
+                match tokio::time::timeout(DELETE_TIMEOUT, deleted).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(changed @ UfsError::VersionChanged { .. })) => {
+                        tracing::warn!(view = name, "\"{key}\" is not of this cluster, and is left there: {changed}");
+                    }
+                    Ok(Err(error)) => return Err(error.into()),
+                    Err(_) => {
+                        let reason = format!("the bucket does not answer, which has \"{key}\" of a view that is gone");
+                        return Err(WorkError::Deadline(reason));
+                    }
+                }
+            }
+            Err(error) if error.is_not_found() => {
+                tracing::warn!(view = name, "\"{key}\" may be left in the bucket of a view that is gone: {error}");
+            }
+            Err(error) => return Err(error),
+        }
+        // Another look may have done so before.
+        let _forgotten = self.proposer.propose(RemoveView { id: view.id, deleted: true }).await?;
+        Ok(())
+    }
+}
+
+/// Begins the object of a view, in the bucket of this mount.
+///
+/// # Errors
+/// [`WorkError::Refused`] when the bucket takes no objects, and those of the bucket.
+pub(super) async fn begin_upload(store: &OpenMount, key: &str) -> Result<MultipartUpload, WorkError> {
+    let upload = store.ufs.begin_multipart(key, &named(Metadata::new())).await;
+    upload.map_err(|error| refusal(store, error.into()))
 }
 
 /// What a bucket says that takes no objects.

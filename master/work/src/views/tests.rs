@@ -12,7 +12,7 @@ use cavern_proto::master::{CreateViewRequest, Kind, Origin, View, WriteType};
 use cavern_proto::record::{DentryRecord, ExtentRecord, InodeRecord, ObjectRecord, StoredAttributes, ViewFile};
 use cavern_proto::record::{ViewIndex, ViewManifest, ViewPage};
 use cavern_proto::view_file::{BLOCK_BYTES, PageIndex, RUN_BYTES_MAX, runs};
-use cavern_state::records::{MODE_CHOSEN, directory_record};
+use cavern_state::records::{MODE_CHOSEN, directory_record, xattr_size};
 use cavern_state::schema::{self, Table, encode_key};
 use cavern_state::{Database, Family, Tables};
 use proptest::prelude::*;
@@ -235,7 +235,11 @@ fn any_tree(is_fs_mode: bool) -> impl Strategy<Value = Vec<Thing>> {
                 listed_ns: i64::from(is_directory),
                 etag_md5: if is_file && !is_fs_mode { Bytes::copy_from_slice(&md5) } else { Bytes::new() },
                 target: if kind == Kind::Symlink { "a/target".into() } else { Bytes::new() },
-                has_xattrs: is_fs_mode && !xattrs.is_empty(),
+                xattr_bytes: if is_fs_mode {
+                    xattrs.iter().map(|(name, value)| xattr_size(name, value)).sum()
+                } else {
+                    0
+                },
                 stored: (!is_fs_mode && is_stored).then_some(stored),
                 ..InodeRecord::default()
             };
@@ -257,7 +261,7 @@ impl Fixture {
             let inode = inode_of(index);
             fixture.make(inode, &thing.record);
             fixture.blocks(inode, &thing.blocks);
-            if thing.record.has_xattrs {
+            if thing.record.xattr_bytes > 0 {
                 for (name, value) in &thing.xattrs {
                     fixture.put(schema::Xattrs, (inode, &name[..]), &Bytes::copy_from_slice(value));
                 }

@@ -240,7 +240,7 @@ impl<'a> TreeReader<'a> {
         }
         let has_runs = is_first && matches!(kind, Kind::File | Kind::Unspecified);
         let runs = if has_runs { self.runs(key, &name, id, record)? } else { Vec::new() };
-        let mut xattrs = if record.has_xattrs { self.tables.xattrs(id)? } else { Vec::new() };
+        let mut xattrs = if record.xattr_bytes > 0 { self.tables.xattrs(id)? } else { Vec::new() };
         xattrs.retain(|(name, _)| is_acl(name) || has_kept_prefix(name) && !is_bare_prefix(name));
         // Less than a second.
         let nanoseconds = attr.mtime_ns.rem_euclid(SECOND_NS) as u32;

@@ -1,9 +1,9 @@
 //! What is left of a role's rights: the policy of a session, as STS takes it.
 //!
-//! Reading is GetObject, and ListBucket below the prefix. Writing is PutObject, DeleteObject, and what goes on and
-//! gives up an upload; tags, since a copy takes those of its source along. Earlier versions of objects, access lists
-//! and the settings of the bucket are out of reach: what was deleted or overwritten in a bucket with versions can be
-//! had back.
+//! Reading is GetObject, and ListBucket below the prefix; both of earlier versions, too, where the bucket keeps them:
+//! views read what was replaced since. Writing is PutObject, DeleteObject, and what goes on and gives up an upload;
+//! tags, since a copy takes those of its source along. To delete a version, access lists and the settings of the bucket
+//! are out of reach: what was deleted or overwritten in a bucket with versions can be had back.
 
 use serde_json::{Value, json};
 
@@ -13,9 +13,11 @@ use crate::s3::keys::KeyRight;
 /// Longest policy, in characters, as AWS limits it.
 const POLICY_MAX: usize = 2048;
 
-const READ: &[&str] = &["s3:GetObject"];
+const LIST: &[&str] = &["s3:ListBucket", "s3:ListBucketVersions"];
+const READ: &[&str] = &["s3:GetObject", "s3:GetObjectVersion"];
 const WRITE: &[&str] = &[
     "s3:GetObject",
+    "s3:GetObjectVersion",
     "s3:GetObjectTagging",
     "s3:PutObject",
     "s3:PutObjectTagging",
@@ -37,7 +39,7 @@ pub(super) fn of(role: &str, bucket: &str, prefix: &str, right: KeyRight) -> Res
         KeyRight::Read => READ,
         KeyRight::Write => WRITE,
     };
-    let mut list = json!({ "Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket });
+    let mut list = json!({ "Effect": "Allow", "Action": LIST, "Resource": bucket });
     if !prefix.is_empty() {
         list["Condition"] = json!({ "StringLike": { "s3:prefix": within } });
     }
@@ -97,15 +99,17 @@ mod tests {
         assert_eq!(policy["Version"], "2012-10-17");
         let [objects, list] = [&policy["Statement"][0], &policy["Statement"][1]];
         assert_eq!(objects["Resource"], "arn:aws:s3:::b/a/b/*");
-        assert_eq!(objects["Action"], json!(["s3:GetObject"]));
-        assert_eq!((&list["Action"], &list["Resource"]), (&json!("s3:ListBucket"), &json!("arn:aws:s3:::b")));
+        assert_eq!(objects["Action"], json!(["s3:GetObject", "s3:GetObjectVersion"]));
+        let listing = json!(["s3:ListBucket", "s3:ListBucketVersions"]);
+        assert_eq!((&list["Action"], &list["Resource"]), (&listing, &json!("arn:aws:s3:::b")));
         assert_eq!(list["Condition"], json!({ "StringLike": { "s3:prefix": "a/b/*" } }));
         let policy = parsed(ROLE, "a/b/", KeyRight::Write);
         let actions = policy["Statement"][0]["Action"].as_array().unwrap();
-        for action in ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"] {
+        for action in ["s3:GetObjectVersion", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"] {
             assert!(actions.contains(&action.into()), "{action}");
         }
-        assert!(!actions.iter().any(|action| action.as_str().unwrap().contains("Version")), "{actions:?}");
+        let is_harmless = |action: &str| !action.contains('*') && action != "s3:DeleteObjectVersion";
+        assert!(actions.iter().all(|action| is_harmless(action.as_str().unwrap())), "{actions:?}");
         // A whole bucket is listed without a prefix, too.
         let policy = parsed(ROLE, "", KeyRight::Read);
         assert_eq!(policy["Statement"][0]["Resource"], "arn:aws:s3:::b/*");

@@ -127,11 +127,26 @@ async fn a_block_begins_with_what_an_earlier_one_of_the_file_has_or_not_at_all()
     let late: ReserveReply = client.receive().await.unwrap().decode(FrameKind::ReserveReply);
     assert_eq!(late.status(), Status::Frozen);
 
+    let as_frozen = BlockRef { pinned: true, ..frozen.clone() };
+    assert!(read(&mut client, &as_frozen, length).await == expected);
+
     // Each goes its own way from here on, and what is there stays as it is.
     write(&mut client, &next, b"written").await;
     let again = reserve(&mut client, &next, frozen.clone(), all).await;
     assert_eq!((again.status(), again.incarnation), (Status::Ok, made.incarnation));
     assert_eq!(read(&mut client, &next, 7).await, b"written");
+    assert!(read(&mut client, &frozen, length).await == expected);
+
+    // Without a view it may be written to, so nobody reads it for one; for the file it is read on.
+    let uri = "memory://server-origin-frozen".to_owned();
+    let mount = Mount { id: 1, uri, write_type, ..Default::default() };
+    bench.mounts.apply(MountTable { epoch: 3, mounts: vec![mount], status: vec![] });
+    for length in [7, length] {
+        let (reply, bytes) = client.read(vec![(as_frozen.clone(), 0, length)]).await;
+        assert_eq!((reply.items[0].status(), bytes.len()), (Status::NoSuchBlock, 0), "{}", reply.items[0].message);
+    }
+    let opened = bench.unix().await.open(vec![as_frozen]).await;
+    assert_eq!(opened.items[0].status(), Status::NoSuchBlock);
     assert!(read(&mut client, &frozen, length).await == expected);
     client.send(FrameKind::Free, &FreeRequest { blocks: vec![frozen.clone()] }).await;
     let freed: FreeReply = client.receive().await.unwrap().decode(FrameKind::FreeReply);

@@ -332,7 +332,8 @@ impl Fixture {
         let (tree, mut first) = (self.tree(), HashMap::new());
         let shown = tree.into_iter().map(|(path, (inode, record))| {
             let xattrs = Tables::new(&self.database).xattrs(inode).unwrap();
-            assert_eq!(record.has_xattrs, !xattrs.is_empty());
+            let takes = xattrs.iter().map(|(name, value)| records::xattr_size(name, value)).sum::<u32>();
+            assert_eq!(record.xattr_bytes, takes);
             let shown = Shown {
                 kind: record.kind(),
                 mode: records::mode(&record),

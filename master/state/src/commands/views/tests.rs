@@ -153,7 +153,7 @@ impl Fixture {
     }
 
     fn remove(&mut self, id: u32) -> View {
-        shown(self.run(Kind::RemoveView(RemoveView { id })))
+        shown(self.run(Kind::RemoveView(RemoveView { id, deleted: false })))
     }
 
     /// What the leader does when views have gone.
@@ -252,7 +252,7 @@ fn a_view_is_made_in_steps_and_what_is_none_is_refused() {
     assert_eq!(bench.run(unmount.clone()), Outcome::OutOfDate);
     bench.remove(1);
     assert_eq!((bench.frozen(), bench.settled()), ((0, 0), 0));
-    refused(bench.run(Kind::RemoveView(RemoveView { id: 1 })), "no view 1");
+    refused(bench.run(Kind::RemoveView(RemoveView { id: 1, deleted: false })), "no view 1");
     assert_eq!(bench.begin("a").id, 2, "no number is given twice");
     bench.remove(2);
     assert!(matches!(bench.run(unmount), Outcome::Mount(_)));

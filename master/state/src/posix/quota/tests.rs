@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Kind as InodeKind, LinkInode, Mount, Mutation, MutationResult, RemoveName, RenameMode,
-    RenameName, SetAttr, WriteType,
+    CommitContent, CreateInode, Kind as InodeKind, LinkInode, Mount, Mutation, MutationResult, RemoveName, RemoveXattr,
+    RenameMode, RenameName, SetAttr, SetXattr, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{AttachMount, Command, CountUsage, InitCluster, Mutate, RemoveMount};
@@ -23,6 +23,7 @@ enum Step {
     Rename(usize, u8, usize, u8, u8),
     Grow(usize, u8, u64),
     Cut(usize, u8, u64),
+    Attribute(usize, u8, Option<usize>),
     Quota(usize, Option<u64>, Option<u64>),
     Count(u32),
 }
@@ -39,6 +40,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(a, b, c, d, mode)| Step::Rename(a, b, c, d, mode)),
         5 => (directory(), name(), 0u64..200).prop_map(|(at, name, length)| Step::Grow(at, name, length)),
         2 => (directory(), name(), 0u64..200).prop_map(|(at, name, length)| Step::Cut(at, name, length)),
+        3 => (directory(), name(), prop::option::of(0usize..200))
+            .prop_map(|(at, name, length)| Step::Attribute(at, name, length)),
         3 => (directory(), bound(400), bound(8)).prop_map(|(at, bytes, inodes)| Step::Quota(at, bytes, inodes)),
         3 => (1u32..6).prop_map(Step::Count),
     ]
@@ -125,7 +128,10 @@ impl Fixture {
             if record.mount_id == 0 || record.unlinked || inode == self.root {
                 continue;
             }
-            let bytes = if record.kind() == InodeKind::File { i64::try_from(record.size).unwrap() } else { 0 };
+            let length = if record.kind() == InodeKind::File { usize::try_from(record.size).unwrap() } else { 0 };
+            let xattrs = tables.xattrs(inode).unwrap();
+            let xattrs = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+            let bytes = i64::try_from(length + xattrs).unwrap();
             let mut at = record.parent;
             while let Some(weight) = usage.get_mut(&at) {
                 *weight += UsageDelta { bytes, inodes: 1 };
@@ -173,6 +179,16 @@ impl Fixture {
             Step::Cut(at, name, length) => {
                 let inode = self.inode(at, name);
                 Change::SetAttr(SetAttr { inode, size: Some(length), ..SetAttr::default() })
+            }
+            Step::Attribute(at, name, length) => {
+                let (inode, name) = (self.inode(at, name), Bytes::from_static(b"user.a"));
+                match length {
+                    Some(length) => {
+                        let value = vec![7_u8; length].into();
+                        Change::SetXattr(SetXattr { inode, name, value, ..SetXattr::default() })
+                    }
+                    None => Change::RemoveXattr(RemoveXattr { inode, name }),
+                }
             }
             Step::Quota(at, max_bytes, max_inodes) => {
                 Change::SetQuota(SetQuota { inode: self.directory(at), max_bytes, max_inodes })
@@ -291,6 +307,49 @@ fn a_refusal_says_how_much_there_is_and_leaves_no_trace() {
     assert_eq!(bench.change(grow(1000)).errno, 0);
     let file = Change::SetQuota(SetQuota { inode: file, max_bytes: Some(1), max_inodes: None });
     assert_eq!(bench.change(file).errno, Errno::NOTDIR.raw_os_error());
+}
+
+#[test]
+fn extended_attributes_and_inherited_access_lists_count() {
+    let mut bench = Fixture::new();
+    let top = bench.change(create(bench.root, "top", InodeKind::Directory)).inode;
+    let file = bench.change(create(top, "file", InodeKind::File)).inode;
+    let set = |inode, name: &'static str, value: Vec<u8>| {
+        Change::SetXattr(SetXattr { inode, name: name.into(), value: value.into(), ..SetXattr::default() })
+    };
+    assert_eq!(bench.change(bound(top, 1000, 0)).errno, 0);
+    while bench.count(2) {}
+    assert_eq!(bench.change(set(file, "user.a", vec![1; 900])).errno, 0);
+    let refused = bench.change(set(file, "user.b", vec![1; 100]));
+    assert!(
+        refused.errno == Errno::DQUOT.raw_os_error() && refused.reason.contains("906 of 1000 bytes"),
+        "{refused:?}"
+    );
+    assert_eq!(bench.tables().xattrs(file).unwrap().len(), 1);
+    // What becomes less is taken in, and what is gone leaves room.
+    assert_eq!(bench.change(set(file, "user.a", vec![1; 800])).errno, 0);
+    assert_eq!(bench.change(set(file, "user.b", vec![1; 100])).errno, 0);
+    let remove = Change::RemoveXattr(RemoveXattr { inode: file, name: "user.a".into() });
+    assert_eq!(bench.change(remove).errno, 0);
+    assert_eq!(bench.tables().usage(top).unwrap().bytes, 106);
+    // Those of a directory count in the one above it.
+    let below = bench.change(create(top, "below", InodeKind::Directory)).inode;
+    let entry = |tag: u16, permissions: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes()[..], &id.to_le_bytes()[..]].concat()
+    };
+    let none = u32::MAX;
+    let entries = [(1, 7, none), (2, 7, 1000), (4, 5, none), (16, 7, none), (32, 5, none)];
+    let entries = entries.map(|(tag, permissions, id)| entry(tag, permissions, id)).concat();
+    let list = [&2_u32.to_le_bytes()[..], &entries].concat();
+    let takes = |name: &str| (name.len() + list.len()) as u64;
+    assert_eq!(bench.change(set(below, "system.posix_acl_default", list.clone())).errno, 0);
+    let (default, access) = (takes("system.posix_acl_default"), takes("system.posix_acl_access"));
+    assert_eq!(bench.tables().usage(top).unwrap().bytes, 106 + default);
+    assert_eq!(bench.change(create(below, "heir", InodeKind::Directory)).errno, 0);
+    assert_eq!(bench.tables().usage(below).unwrap().bytes, default + access);
+    assert_eq!(bench.change(bound(top, 110 + 2 * default + access, 0)).errno, 0);
+    let refused = bench.change(create(below, "other", InodeKind::Directory));
+    assert_eq!(refused.errno, Errno::DQUOT.raw_os_error());
 }
 
 #[test]
