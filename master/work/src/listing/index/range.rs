@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::page::{self, Absent, Bounds, Frames, Known, PageChanges, Path};
 use super::run::{IndexRun, PageInFlight, Side};
-use super::split::{fraction, midpoint};
+use super::split::{fraction, midpoint, reach};
 use crate::error::WorkError;
 use crate::listing::{CheckReason, Listings, PORTION, portions};
 use crate::mounts::OpenMount;
@@ -125,6 +125,8 @@ pub(super) struct Range {
     pub bounds: Bounds,
     /// What lies up to this key was listed.
     pub position: String,
+    /// What lies up to this key was listed before the last page.
+    page_before: String,
     /// Where it is noted to be, while something of what was listed is not settled.
     held_at: Option<Reached>,
     frames: Frames,
@@ -170,6 +172,7 @@ impl Range {
             number,
             bounds,
             position,
+            page_before: String::new(),
             held_at: None,
             frames,
             left_alone,
@@ -264,7 +267,7 @@ impl Range {
     /// Where its middle may be; `None` where it cannot be told, or cut.
     pub(super) fn middle(&self) -> Option<String> {
         let end = self.empty_behind.as_deref().or(self.bounds.upto.as_deref());
-        midpoint(&self.position, end).filter(|_| self.is_part())
+        midpoint(&self.position, end, reach(&self.page_before, &self.position)).filter(|_| self.is_part())
     }
 
     /// About how many entries it will have had at its end; `None` where there is nothing to go by.
@@ -332,6 +335,7 @@ impl Range {
             return Ok(());
         }
         let before = Reached { position: std::mem::replace(&mut self.position, last), entries, hidden };
+        self.page_before.clone_from(&before.position);
         let objects = page.objects.iter();
         let keys = objects.filter_map(|object| Some((object.key.strip_prefix(prefix)?, object)));
         let windows = self.frames.cut(&self.bounds, &before.position, keys, upto.as_deref());

@@ -13,17 +13,19 @@ const LOW: u32 = 0x20;
 ///
 /// Between two keys that differ in a character with others in between, it has the one in the middle. Where there is
 /// none in between, a character of what `low` has of its own, in the middle of that, is put up half of the way to the
-/// last; where there is no end, the first is.
-pub(super) fn midpoint(low: &str, high: Option<&str>) -> Option<String> {
+/// last; where there is no end, the first is. Only the first `reach` characters of `low` are put up: of those behind
+/// them the next page alone has all that there are.
+pub(super) fn midpoint(low: &str, high: Option<&str>, reach: usize) -> Option<String> {
     let lower: Vec<char> = low.chars().collect();
     let upper: Vec<char> = high.unwrap_or_default().chars().collect();
     let same = lower.iter().zip(&upper).take_while(|(one, other)| one == other).count();
     let found = middle(&lower, &upper, same).or_else(|| {
         let own = if high.is_none() { 0 } else { same + 1 };
         // Or one behind it, or before it: a last character has nothing behind it.
-        let half = if high.is_none() { 0 } else { own + lower.len().saturating_sub(own) / 2 };
-        let behind = (half..lower.len()).chain((own..half.min(lower.len())).rev());
-        behind.filter_map(|at| follower(&lower, at)).next().or_else(|| longer(low))
+        let end = reach.min(lower.len());
+        let half = if high.is_none() { 0 } else { own + end.saturating_sub(own) / 2 };
+        let behind = (half..end).chain((own..half.min(end)).rev());
+        behind.filter_map(|at| follower(&lower, at)).next().or_else(|| longer(low).filter(|_| reach > lower.len()))
     })?;
     (found.as_str() > low && high.is_none_or(|high| found.as_str() < high)).then_some(found)
 }
@@ -43,6 +45,11 @@ fn follower(lower: &[char], at: usize) -> Option<String> {
     let next = if here < HIGH { (here + HIGH).div_ceil(2) } else { here + 1 };
     let next = char::from_u32(next).filter(|_| next != HIGH)?;
     Some(lower[..at].iter().copied().chain([next]).collect())
+}
+
+/// How many characters two keys of a listing have in common, and the first one in which they differ.
+pub(super) fn reach(one: &str, next: &str) -> usize {
+    one.chars().zip(next.chars()).take_while(|(one, next)| one == next).count() + 1
 }
 
 fn longer(low: &str) -> Option<String> {
@@ -72,10 +79,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_cut_lies_between(low in "\\PC{0,6}|[a-c/]{0,6}", high in "\\PC{0,6}|[a-c/]{1,6}") {
-            if let Some(cut) = midpoint(&low, None) {
+            if let Some(cut) = midpoint(&low, None, usize::MAX) {
                 prop_assert!(cut > low);
             }
-            if low < high && let Some(cut) = midpoint(&low, Some(&high)) {
+            if low < high && let Some(cut) = midpoint(&low, Some(&high), usize::MAX) {
                 prop_assert!(low < cut && cut < high, "{cut:?}");
             }
         }
@@ -101,7 +108,7 @@ mod tests {
             asked += 1;
             let at = (0..cut.len()).max_by_key(|at| count(&cut[*at].0, cut[*at].1.as_deref())).unwrap();
             let (low, high, empty_behind) = cut[at].clone();
-            let Some(middle) = midpoint(&low, empty_behind.as_deref().or(high.as_deref())) else { break };
+            let Some(middle) = midpoint(&low, empty_behind.as_deref().or(high.as_deref()), usize::MAX) else { break };
             if count(&middle, high.as_deref()) == 0 {
                 cut[at].2 = Some(middle);
             } else {
@@ -120,6 +127,31 @@ mod tests {
             let largest = sizes.iter().max().unwrap();
             assert!(sizes.len() == 16 && *largest <= 4_000, "{form}: {sizes:?}");
             assert!(asked <= 60, "{form}: {asked} questions");
+        }
+    }
+
+    /// The page that is asked for beside a guess passes it, unless it is far enough ahead.
+    #[test]
+    fn names_whose_ends_say_nothing_are_cut_ahead_of_the_next_page() {
+        const PAGE: usize = 1000;
+        let end = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let forms: [&dyn Fn(u64) -> String; 3] =
+            [&|number| format!("img/{number:08}-{}", end(number)), &|number| format!("{number:012}.bin"), &end];
+        for form in forms {
+            let keys: Vec<_> = (0..100_000).map(form).collect::<BTreeSet<_>>().into_iter().collect();
+            let (mut before, mut empty_behind) = (String::new(), None::<String>);
+            let is_cut = (PAGE..keys.len() / 2).step_by(PAGE).any(|place| {
+                let position = &keys[place - 1];
+                let guess = midpoint(position, empty_behind.as_deref(), reach(&before, position));
+                before.clone_from(position);
+                let Some(guess) = guess else { return false };
+                match keys.partition_point(|key| *key <= guess) {
+                    all if all == keys.len() => empty_behind = Some(guess),
+                    behind => return behind > place + PAGE,
+                }
+                false
+            });
+            assert!(is_cut, "{}", keys[0]);
         }
     }
 }
