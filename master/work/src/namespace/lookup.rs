@@ -37,7 +37,7 @@ impl Lookups {
                 return Err(WorkError::NotFound(format!("{} is not a directory, so {path} is not there", so_far())));
             }
             let name = Bytes::copy_from_slice(name.as_bytes());
-            entry = match Box::pin(self.lookup(attr.inode, &name)).await {
+            entry = match self.lookup(attr.inode, &name).await {
                 Err(error) if error.is_not_found() => {
                     let missing = names[..=depth].join("/");
                     return Err(WorkError::NotFound(format!("/{missing} is not there")));

@@ -25,7 +25,7 @@ impl Lookups {
         let (directory, name) = self.refresh_target(path).await?;
         match name {
             Some(name) => {
-                Box::pin(self.listings.refresh_name(directory, &name, CheckReason::Unknown)).await?;
+                self.listings.refresh_name(directory, &name, CheckReason::Unknown).await?;
                 progress.entries = 1;
             }
             None => {
