@@ -178,7 +178,7 @@ fn one_list_among_many_files_costs_nothing_more_when_the_kernel_has_seen_them() 
     // It stays so when the list goes: whoever asks may have been told otherwise.
     rustix::fs::removexattr(fixture.tops[0].join("d/5"), ACCESS).unwrap();
     eventually("it is gone", PATIENCE, || fixture.pass(1, "d").0.is_empty().then_some(()));
-    let absent = rustix::fs::lgetxattr(&fixture.tops[1].join("d"), DEFAULT, &mut [0; 64][..]);
+    let absent = rustix::fs::lgetxattr(fixture.tops[1].join("d"), DEFAULT, &mut [0; 64][..]);
     assert_eq!(absent, Err(Errno::NODATA));
 }
 

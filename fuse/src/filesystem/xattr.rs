@@ -104,21 +104,21 @@ impl Inner {
         }
         // Programs ask for labels and access lists all the time: of objects those need no node to be answered.
         if Attribute::named(name).is_none() && !self.client.has_posix_mounts() {
-            return reply.error(self.absence(name));
+            return reply.error(self.absence_of(name));
         }
         let name = name.to_vec();
         self.with_node(kernel_node, "getxattr", reply, move |this, node, reply| {
             let Some(posix) = node.posix() else {
                 return match Attribute::named(&name).and_then(|attribute| attribute.of(node)) {
                     Some(value) => reply.xattr(value.as_bytes(), size),
-                    None => reply.error(this.absence(&name)),
+                    None => reply.error(this.absence_of(&name)),
                 };
             };
             if !is_kept(&name, this.features.posix_acl) {
                 return reply.error(libc::EOPNOTSUPP);
             }
             if !posix.has_xattrs {
-                return reply.error(this.absence(&name));
+                return reply.error(this.absence_of(&name));
             }
             this.with_xattrs(node.inode, "getxattr", reply, move |xattrs, reply| {
                 match xattrs.iter().find(|xattr| *xattr.name == *name) {
@@ -130,7 +130,7 @@ impl Inner {
     }
 
     /// What whoever asks for an attribute that an inode has not is told.
-    fn absence(&self, name: &[u8]) -> i32 {
+    fn absence_of(&self, name: &[u8]) -> i32 {
         if !is_kept(name, self.features.posix_acl) {
             return libc::EOPNOTSUPP;
         }
