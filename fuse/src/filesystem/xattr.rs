@@ -4,18 +4,18 @@
 //! mount they say where a file comes from: `user.cavern.mount` (namespace path of the mount), `user.cavern.key` (object
 //! key; of a directory the prefix), `user.cavern.etag` and `user.cavern.content_id` (files only).
 //!
-//! The kernel remembers of no file that it has no label, and of each by itself that it has no access list. So while no
-//! inode of any mount has what programs ask each file for, it is answered that there is no such thing here
-//! (`EOPNOTSUPP`), and `ls -l` does not ask again for anything on the device. Masters say in the mount table what may
-//! be there ([`Client::may_have_probed`](cavern_client::Client::may_have_probed)). Access lists are told by the default
-//! list alone, which is asked for after them: `ENODATA` is all that the kernel takes for the absence of an access list
-//! when it checks permissions. And names are listed always: to `tar` and `getfattr` a refused list is a failure.
+//! The kernel remembers of no file that it has no label. So while no inode of any mount has one, it is answered that
+//! there is no such thing here (`EOPNOTSUPP`), and `ls -l` asks for no other on the device. Masters say in the mount
+//! table what may be there ([`Client::may_have_probed`](cavern_client::Client::may_have_probed)). Of access lists it is
+//! `ENODATA`, which the kernel remembers for each inode: another answer would be that of `open`, which it checks by them,
+//! and `cp -a` fails without a default list of a directory. And names are listed always: to `tar` and `getfattr` a
+//! refused list is a failure.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::Node;
-use cavern_posix::acl::{ACCESS, is_acl};
+use cavern_posix::acl::is_acl;
 use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix, probed};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
@@ -134,7 +134,7 @@ impl Inner {
         if !is_kept(name, self.features.posix_acl) {
             return libc::EOPNOTSUPP;
         }
-        let probed = if name == ACCESS { 0 } else { probed(name) };
+        let probed = probed(name);
         match probed == 0 || self.client.may_have_probed(probed) {
             true => libc::ENODATA,
             false => libc::EOPNOTSUPP,

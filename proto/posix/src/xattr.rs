@@ -1,7 +1,5 @@
 //! Names of extended attributes, as Linux has them (xattr(7)).
 
-use crate::acl::is_acl;
-
 /// The label that SELinux gives a file.
 pub const SELINUX: &[u8] = b"security.selinux";
 /// What lets a program run with more rights than its caller has.
@@ -24,15 +22,14 @@ pub fn is_bare_prefix(name: &[u8]) -> bool {
 
 /// The bit, in `Mount.probed_xattrs`, of a mount whose inodes may have whatever they like: the bucket has not said yet
 /// what they have.
-pub const UNLISTED: u32 = 8;
+pub const UNLISTED: u32 = 4;
 
 /// The bit, in `Mount.probed_xattrs`, of an attribute that programs such as `ls -l` ask each file for, and most have
-/// not; 0 for others.
+/// not; 0 for others, and for access lists, of which the kernel itself keeps for each inode that it has none.
 pub fn probed(name: &[u8]) -> u32 {
     match name {
         SELINUX => 1,
         CAPABILITY => 2,
-        _ if is_acl(name) => 4,
         _ => 0,
     }
 }
@@ -49,9 +46,9 @@ mod tests {
 
     #[test]
     fn what_programs_ask_each_file_for_has_a_bit_of_its_own() {
-        assert_eq!([SELINUX, CAPABILITY, ACCESS, DEFAULT].map(probed), [1, 2, 4, 4]);
-        assert!([SELINUX, CAPABILITY, ACCESS].iter().all(|name| probed(name) & UNLISTED == 0));
-        for other in [&b"security.ima"[..], b"security.", b"user.selinux", b"system.nfs4_acl", b""] {
+        assert_eq!([SELINUX, CAPABILITY].map(probed), [1, 2]);
+        assert!([SELINUX, CAPABILITY].iter().all(|name| probed(name) & UNLISTED == 0));
+        for other in [&b"security.ima"[..], b"security.", b"user.selinux", ACCESS, DEFAULT, b""] {
             assert_eq!(probed(other), 0);
         }
     }
