@@ -31,6 +31,8 @@ use crate::store::{Block, CachedBlock};
 const SEGMENT_BYTES: usize = 256 << 10;
 /// A buffer of at most this size is kept for the next answers, until the connection rests.
 const SPARE_BYTES: usize = (1 << 20) + SEGMENT_BYTES;
+/// Read at a time of what has left the page cache.
+const PIECE_BYTES: u32 = 256 << 10;
 /// For so long what was in the page cache is taken to be there still.
 const STAYS: Duration = Duration::from_millis(100);
 /// Segments written by one system call at most.
@@ -111,9 +113,8 @@ impl Segment {
         Some((&**block, bytes.start + of_payload..bytes.end))
     }
 
-    /// Begins to read what is left of the payload in a file, if it has left the page cache since it was seen there: a
-    /// client may have taken nothing for long, and to send it would have all connections of the thread wait for the
-    /// disk.
+    /// Begins to read what comes next of the payload in a file, if some has left the page cache since it was seen: a
+    /// client may have taken nothing for long, and all connections of the thread would wait for the disk.
     fn read_if_gone(&mut self, sent: usize) -> Option<JoinHandle<io::Result<Vec<u8>>>> {
         let (_, rest) = self.rest_of_payload(sent)?;
         let payload = self.payload.as_mut().filter(|payload| payload.seen.elapsed() > STAYS)?;
@@ -123,7 +124,7 @@ impl Segment {
         }
         let block = payload.block.clone();
         Some(tokio::task::spawn_blocking(move || {
-            let mut bytes = vec![0; rest.len()];
+            let mut bytes = vec![0; rest.len().min(PIECE_BYTES as usize)];
             block.read(rest.start, &mut bytes).map(|()| bytes)
         }))
     }
@@ -154,8 +155,8 @@ pub(super) struct Outgoing {
     bytes: usize,
     /// The socket has not yet taken all that was given to it, as [`Socket::has_unsent`] says.
     has_unsent: bool,
-    /// What is left of the first segment, while it is read. It takes nothing of the memory budget: what has a share of
-    /// that may wait behind it.
+    /// What comes next of the first segment, while it is read. It takes nothing of the memory budget: what has a share
+    /// of that may wait behind it.
     reading: Option<JoinHandle<io::Result<Vec<u8>>>>,
     /// A buffer for the next answers, and its share of what connections may keep.
     spare: FrameBuffer,
@@ -260,7 +261,7 @@ impl Outgoing {
     }
 
     fn flush_segments(&mut self, socket: &Socket) -> io::Result<()> {
-        while !self.is_reading()
+        while !self.is_reading(socket)
             && let Some(first) = self.segments.front()
         {
             let in_file = first.rest_of_payload(self.sent);
@@ -301,20 +302,26 @@ impl Outgoing {
     /// goes as zeros: they do not match the checksums, and the client reports them.
     fn end_in_zeros(&mut self) {
         let missing = self.segments.front().map_or(0, |first| first.len() - self.sent);
-        self.end_in(vec![0; missing]);
+        self.send_instead(vec![0; missing]);
     }
 
-    /// Has these bytes go for what is left of the first segment, of which there are as many.
-    fn end_in(&mut self, bytes: Vec<u8>) {
-        if let Some(first) = self.segments.front_mut() {
-            *first = Segment { bytes: bytes.into(), ..Segment::default() };
-            self.sent = 0;
-        }
+    /// Has these bytes go for the next ones of the first segment's payload.
+    fn send_instead(&mut self, bytes: Vec<u8>) {
+        let Some(first) = self.segments.front_mut() else { return };
+        let done = self.sent - first.bytes.len() + bytes.len();
+        first.payload = first.payload.take().filter(|payload| payload.bytes.len() > done).map(|mut payload| {
+            payload.bytes.start += done as u32;
+            payload
+        });
+        first.bytes = bytes.into();
+        self.sent = 0;
     }
 
-    /// Whether what comes next is being read; begins to where it has to be.
-    fn is_reading(&mut self) -> bool {
+    /// Whether what comes next is being read; begins to where it has to be. Not for a client that takes nothing: it
+    /// would have the memory.
+    fn is_reading(&mut self, socket: &Socket) -> bool {
         if self.reading.is_none()
+            && socket.may_send_file()
             && let Some(first) = self.segments.front_mut()
         {
             self.reading = first.read_if_gone(self.sent);
@@ -329,7 +336,7 @@ impl Outgoing {
         self.reading = None;
         self.progress = Instant::now();
         match read {
-            Ok(bytes) => self.end_in(bytes),
+            Ok(bytes) => self.send_instead(bytes),
             Err(error) => {
                 debug!(%error, "a block that is being sent cannot be read");
                 self.end_in_zeros();

@@ -703,7 +703,7 @@ async fn what_has_left_the_page_cache_before_its_turn_is_read_by_a_thread_that_m
         let payload = FilePayload { block: cached.clone(), bytes: 10..length, seen: long_ago() };
         let (received, times_read) = send_between(payload).await;
         assert!(received == [&b"head"[..], &bytes[10..], b"next"].concat());
-        assert_eq!(times_read, u32::from(is_gone));
+        assert_eq!(times_read > 0, is_gone);
     }
     bench.end().await;
 }
