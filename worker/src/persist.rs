@@ -226,8 +226,8 @@ impl Uploads {
 
     /// All bytes of a small file in one version, which the disks have.
     async fn read_whole(&self, source: Source<'_>, length: u64) -> Result<(Bytes, Share), Refusal> {
-        let memory = self.room(length).await?;
-        if let Some(bytes) = source.take_at_once(length).await? {
+        let (taken, memory) = source.take_at_once(length, self.room(length).await?).await?;
+        if let Some(bytes) = taken {
             return Ok((bytes, memory));
         }
         let source = source.settled().await?;

@@ -158,6 +158,11 @@ impl Socket {
         matches!(self, Self::Tcp(_))
     }
 
+    /// Whether [`Self::try_send_file`] is likely to send something now. Asks nobody.
+    pub fn may_send_file(&self) -> bool {
+        matches!(self, Self::Tcp(stream) if stream.try_io(Interest::WRITABLE, || Ok(())).is_ok())
+    }
+
     /// Writes as much as the socket takes of so many bytes of a file, from `offset` on, without anybody copying them;
     /// 0 where the file ends. They are read as they are when the other side receives them. May wait for the disk for
     /// those that are not in the page cache.

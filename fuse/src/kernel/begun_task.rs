@@ -61,15 +61,16 @@ impl BegunTask {
         match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut Context::from_waker(&waker)))) {
             Ok(Poll::Pending) => {
                 waits(begun.clone());
-                begun.leave(task, tasks.token());
+                begun.leave(tasks.token(), task);
             }
             // A panic has been told, and the request answered, as its task was dropped.
             Ok(Poll::Ready(())) | Err(_) => {}
         }
     }
 
-    /// The thread that has begun it goes on with something else.
-    fn leave(&self, task: Task, counted: TaskTrackerToken) {
+    /// The thread that has begun it goes on with something else. Arguments are dropped from the last to the first: a
+    /// task that was given up is counted until it is gone.
+    fn leave(&self, counted: TaskTrackerToken, task: Task) {
         let mut state = self.state.lock();
         let is_woken = match &*state {
             State::Beginning { is_woken } => Some(*is_woken),

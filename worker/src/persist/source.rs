@@ -14,6 +14,7 @@ use super::Uploads;
 use super::peers::READ_BYTES;
 use super::plan::{Origin, Plan, PlannedBlock};
 use crate::fill::BlockSource;
+use crate::memory::Share;
 use crate::request_error::{Refusal, blocking};
 use crate::store::{DataStore, DataTarget, StoreError, Touch};
 
@@ -112,14 +113,15 @@ impl<'a> Source<'a> {
 
     /// All bytes of a file of one block that is here and at rest, which are on its disk then: by one turn of a thread
     /// that may wait for that, since changing threads is much of what a small file costs. `None` for any other file.
-    pub(super) async fn take_at_once(&self, length: u64) -> Result<Option<Bytes>, Refusal> {
+    /// The memory is that of the thread until then, whether or not anybody still waits for it.
+    pub(super) async fn take_at_once(&self, length: u64, memory: Share) -> Result<(Option<Bytes>, Share), Refusal> {
         let mut blocks = self.blocks.iter();
         let (Some((0, (_, BlockLocation::Local(target)))), None) = (blocks.next(), blocks.next()) else {
-            return Ok(None);
+            return Ok((None, memory));
         };
-        let Ok(capacity) = usize::try_from(length) else { return Ok(None) };
+        let Ok(capacity) = usize::try_from(length) else { return Ok((None, memory)) };
         if self.object.is_some() || length > self.block_size {
-            return Ok(None);
+            return Ok((None, memory));
         }
         let (data, here) = (self.uploads.parts.stores.data.clone(), [(0u32, *target)]);
         let take = move || -> Result<Option<Bytes>, StoreError> {
@@ -133,7 +135,7 @@ impl<'a> Source<'a> {
             data.read(target, 0, &mut bytes)?;
             Ok((look_here(&data, &here)? == found).then(|| bytes.freeze()))
         };
-        blocking(READING, take).await
+        blocking(READING, move || take().map(|bytes| (bytes, memory))).await
     }
 
     /// Waits until the blocks are at rest.

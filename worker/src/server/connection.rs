@@ -228,7 +228,7 @@ impl Connection {
             if idle && (self.closing || drain_until.is_some()) {
                 return Ok(());
             }
-            let interest = match (self.wants_input() && drain_until.is_none(), !self.outgoing.is_empty()) {
+            let interest = match (self.wants_input() && drain_until.is_none(), self.outgoing.wants_socket()) {
                 (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
                 (true, false) => Some(Interest::READABLE),
                 (false, true) => Some(Interest::WRITABLE),
@@ -250,6 +250,7 @@ impl Connection {
                         self.answered(request_id, segment);
                     }
                 }
+                () = self.outgoing.take_read() => {}
                 released = when_released(&mut self.input.hold) => self.go_on(released),
                 frame = next_eviction(&mut evictions) => {
                     if self.greeted && self.outgoing.bytes() < FLUSH_BYTES {
@@ -472,7 +473,7 @@ impl Connection {
     }
 
     fn send(&mut self, segment: Segment) {
-        if segment.descriptors.is_empty() && segment.memory.is_none() {
+        if segment.descriptors.is_empty() && segment.memory.is_none() && segment.payload.is_none() {
             let append = |out: &mut FrameBuffer| {
                 out.extend(&segment.bytes);
                 Ok::<(), std::convert::Infallible>(())

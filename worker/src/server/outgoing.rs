@@ -11,13 +11,16 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_net::Socket;
 use cavern_proto::data::Failure;
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES};
 use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tracing::debug;
 
 use super::frame_buffer::FrameBuffer;
 use crate::memory::Share;
@@ -28,6 +31,10 @@ use crate::store::{Block, CachedBlock};
 const SEGMENT_BYTES: usize = 256 << 10;
 /// A buffer of at most this size is kept for the next answers, until the connection rests.
 const SPARE_BYTES: usize = (1 << 20) + SEGMENT_BYTES;
+/// Read at a time of what has left the page cache.
+const PIECE_BYTES: u32 = 256 << 10;
+/// For so long what was in the page cache is taken to be there still.
+const STAYS: Duration = Duration::from_millis(100);
 /// Segments written by one system call at most.
 const MAX_SLICES: usize = 16;
 
@@ -55,6 +62,8 @@ pub(super) struct FilePayload {
     pub block: Arc<CachedBlock>,
     /// As offsets in the block.
     pub bytes: Range<u32>,
+    /// When all of them were last seen in the page cache.
+    pub seen: Instant,
 }
 
 /// An answer, encoded; and what must live until it is sent.
@@ -98,10 +107,26 @@ impl Segment {
 
     /// What is left of the payload in a file, when so many bytes are sent and nothing else is left.
     fn rest_of_payload(&self, sent: usize) -> Option<(&CachedBlock, Range<u32>)> {
-        let FilePayload { block, bytes } = self.payload.as_ref()?;
+        let FilePayload { block, bytes, .. } = self.payload.as_ref()?;
         // A payload is no longer than a block.
         let of_payload = sent.checked_sub(self.bytes.len())? as u32;
         Some((&**block, bytes.start + of_payload..bytes.end))
+    }
+
+    /// Begins to read what comes next of the payload in a file, if some has left the page cache since it was seen: a
+    /// client may have taken nothing for long, and all connections of the thread would wait for the disk.
+    fn read_if_gone(&mut self, sent: usize) -> Option<JoinHandle<io::Result<Vec<u8>>>> {
+        let (_, rest) = self.rest_of_payload(sent)?;
+        let payload = self.payload.as_mut().filter(|payload| payload.seen.elapsed() > STAYS)?;
+        if payload.block.can_be_sent(&rest) {
+            payload.seen = Instant::now();
+            return None;
+        }
+        let block = payload.block.clone();
+        Some(tokio::task::spawn_blocking(move || {
+            let mut bytes = vec![0; rest.len().min(PIECE_BYTES as usize)];
+            block.read(rest.start, &mut bytes).map(|()| bytes)
+        }))
     }
 }
 
@@ -130,6 +155,9 @@ pub(super) struct Outgoing {
     bytes: usize,
     /// The socket has not yet taken all that was given to it, as [`Socket::has_unsent`] says.
     has_unsent: bool,
+    /// What comes next of the first segment, while it is read. It takes nothing of the memory budget: what has a share
+    /// of that may wait behind it.
+    reading: Option<JoinHandle<io::Result<Vec<u8>>>>,
     /// A buffer for the next answers, and its share of what connections may keep.
     spare: FrameBuffer,
     spare_share: Option<OwnedSemaphorePermit>,
@@ -146,6 +174,7 @@ impl Outgoing {
             sent: 0,
             bytes: 0,
             has_unsent: false,
+            reading: None,
             spare: FrameBuffer::default(),
             spare_share: None,
             spares,
@@ -163,9 +192,14 @@ impl Outgoing {
         self.segments.is_empty() && !self.has_unsent
     }
 
+    /// Whether something waits for the socket to take more.
+    pub(super) fn wants_socket(&self) -> bool {
+        !self.is_empty() && self.reading.is_none()
+    }
+
     /// How long nothing could be sent although something waits.
-    pub(super) fn stalled(&self) -> std::time::Duration {
-        if self.is_empty() { std::time::Duration::ZERO } else { self.progress.elapsed() }
+    pub(super) fn stalled(&self) -> Duration {
+        if self.is_empty() { Duration::ZERO } else { self.progress.elapsed() }
     }
 
     pub(super) fn push(&mut self, segment: Segment) {
@@ -208,7 +242,7 @@ impl Outgoing {
         result
     }
 
-    /// Sends until all is sent or the socket takes no more.
+    /// Sends until all is sent, the socket takes no more, or [`Self::take_read`] brings what comes next. In a runtime.
     ///
     /// # Errors
     /// Those of the socket, but for `WouldBlock`.
@@ -227,7 +261,9 @@ impl Outgoing {
     }
 
     fn flush_segments(&mut self, socket: &Socket) -> io::Result<()> {
-        while let Some(first) = self.segments.front() {
+        while !self.is_reading(socket)
+            && let Some(first) = self.segments.front()
+        {
             let in_file = first.rest_of_payload(self.sent);
             let is_in_file = in_file.is_some();
             let written = if let Some((block, rest)) = in_file {
@@ -265,10 +301,46 @@ impl Outgoing {
     /// Somebody has cut off the file whose turn it is, and the length of the answer is sent already. What is missing
     /// goes as zeros: they do not match the checksums, and the client reports them.
     fn end_in_zeros(&mut self) {
-        if let Some(first) = self.segments.front_mut() {
-            let missing = first.len() - self.sent;
-            *first = Segment { bytes: vec![0; missing].into(), ..Segment::default() };
-            self.sent = 0;
+        let missing = self.segments.front().map_or(0, |first| first.len() - self.sent);
+        self.send_instead(vec![0; missing]);
+    }
+
+    /// Has these bytes go for the next ones of the first segment's payload.
+    fn send_instead(&mut self, bytes: Vec<u8>) {
+        let Some(first) = self.segments.front_mut() else { return };
+        let done = self.sent - first.bytes.len() + bytes.len();
+        first.payload = first.payload.take().filter(|payload| payload.bytes.len() > done).map(|mut payload| {
+            payload.bytes.start += done as u32;
+            payload
+        });
+        first.bytes = bytes.into();
+        self.sent = 0;
+    }
+
+    /// Whether what comes next is being read; begins to where it has to be. Not for a client that takes nothing: it
+    /// would have the memory.
+    fn is_reading(&mut self, socket: &Socket) -> bool {
+        if self.reading.is_none()
+            && socket.may_send_file()
+            && let Some(first) = self.segments.front_mut()
+        {
+            self.reading = first.read_if_gone(self.sent);
+        }
+        self.reading.is_some()
+    }
+
+    /// Waits for what is read, and has it go next; for ever while nothing is. Cancel-safe.
+    pub(super) async fn take_read(&mut self) {
+        let Some(reading) = &mut self.reading else { return std::future::pending().await };
+        let read = reading.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+        self.reading = None;
+        self.progress = Instant::now();
+        match read {
+            Ok(bytes) => self.send_instead(bytes),
+            Err(error) => {
+                debug!(%error, "a block that is being sent cannot be read");
+                self.end_in_zeros();
+            }
         }
     }
 

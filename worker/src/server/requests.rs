@@ -383,7 +383,7 @@ impl Service {
         let reply = ReadReply { items: vec![described] };
         append_frame(&mut segment.bytes, FrameKind::ReadReply, request.request_id, &reply, bytes.len());
         self.parts.metrics.sendfile_bytes.inc_by(bytes.len() as u64);
-        segment.payload = Some(FilePayload { block: block.clone(), bytes });
+        segment.payload = Some(FilePayload { block: block.clone(), bytes, seen: Instant::now() });
         Some(segment)
     }
 

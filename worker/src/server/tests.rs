@@ -676,28 +676,77 @@ async fn a_file_that_ends_while_it_is_sent_leaves_zeros_and_the_next_answer_in_i
     bench.tcp().await.read(vec![(block.clone(), 0, 100_000)]).await;
     let cached = bench.stores.cache.find(&block_id(&block), Touch::None).unwrap();
     File::options().write(true).open(cached.path()).unwrap().set_len(60_000).unwrap();
+    // What was seen long ago is looked at once more, and read by a thread that cannot read it.
+    for (seen, end) in [(soon(), 60_000), (long_ago(), 10)] {
+        let (received, _) = send_between(FilePayload { block: cached.clone(), bytes: 10..100_000, seen }).await;
+        let zeros = vec![0; 100_000 - end];
+        assert!(received == [&b"head"[..], &bytes[10..end], &zeros, b"next"].concat(), "{end} bytes of the file");
+    }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_left_the_page_cache_before_its_turn_is_read_by_a_thread_that_may_wait() {
+    let bench = Fixture::new("gone-pages").await;
+    let bytes = noise(3 * CHUNK_BYTES as usize);
+    let (block, length) = (bench.put("a", &bytes, MIB), bytes.len() as u32);
+    bench.tcp().await.read(vec![(block.clone(), 0, length)]).await;
+    let cached = bench.stores.cache.find(&block_id(&block), Touch::None).unwrap();
+    for is_dropped in [false, true] {
+        if is_dropped {
+            let file = File::open(cached.path()).unwrap();
+            file.sync_all().unwrap();
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
+        // They stay in a file system that is in memory; and a kernel before Linux 6.5 never says that they are there.
+        let is_gone = !cached.can_be_sent(&(10..length));
+        let payload = FilePayload { block: cached.clone(), bytes: 10..length, seen: long_ago() };
+        let (received, times_read) = send_between(payload).await;
+        assert!(received == [&b"head"[..], &bytes[10..], b"next"].concat());
+        assert_eq!(times_read > 0, is_gone);
+    }
+    bench.end().await;
+}
+
+fn soon() -> tokio::time::Instant {
+    tokio::time::Instant::now() + PATIENCE
+}
+
+fn long_ago() -> tokio::time::Instant {
+    tokio::time::Instant::now() - Duration::from_secs(1)
+}
+
+/// Sends a payload out of a file, between other bytes; gives what arrives, and how often something was read for it.
+async fn send_between(payload: FilePayload) -> (Vec<u8>, u32) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let near = Socket::Tcp(listener.accept().await.unwrap().0);
     let mut outgoing = Outgoing::new(Arc::new(Semaphore::new(0)));
-    let payload = Some(FilePayload { block: cached, bytes: 10..100_000 });
-    outgoing.push(Segment { bytes: b"head".to_vec().into(), payload, ..Segment::default() });
+    let count = 4 + payload.bytes.len() + 4;
+    outgoing.push(Segment { bytes: b"head".to_vec().into(), payload: Some(payload), ..Segment::default() });
     outgoing.push(Segment { bytes: b"next".to_vec().into(), ..Segment::default() });
-    assert_eq!(outgoing.bytes(), 4 + 99_990 + 4);
+    assert_eq!(outgoing.bytes(), count);
     let send = async {
-        while !outgoing.is_empty() {
-            near.ready(Interest::WRITABLE).await.unwrap();
+        let mut times_read = 0;
+        loop {
             outgoing.flush(&near).unwrap();
+            if outgoing.is_empty() {
+                break times_read;
+            }
+            tokio::select! {
+                ready = near.ready(Interest::WRITABLE), if outgoing.wants_socket() => {
+                    ready.unwrap();
+                }
+                () = outgoing.take_read() => times_read += 1,
+            }
         }
     };
-    let mut received = vec![1; 99_998];
-    let (received_all, ()) =
+    let mut received = vec![1; count];
+    let (received_all, times_read) =
         tokio::time::timeout(PATIENCE, async { tokio::join!(far.read_exact(&mut received), send) }).await.unwrap();
-    assert_eq!(received_all.unwrap(), 99_998);
-    let expected = [&b"head"[..], &bytes[10..60_000], &[0; 40_000], b"next"].concat();
-    assert!(received == expected);
+    assert_eq!(received_all.unwrap(), count);
     assert_eq!(outgoing.bytes(), 0);
-    bench.end().await;
+    (received, times_read)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,10 +7,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES};
 use tokio::io::Interest;
+use tokio::time::Instant;
 
 use super::receive_buffers::{ReceiveBuffer, ReceiveBuffers};
 use crate::error::TLS_ALERT;
@@ -25,6 +27,9 @@ const SHORT_BYTES: usize = 8 * 1024;
 const LOW_WATER_BYTES: usize = 256 * 1024;
 /// Where less is missing, whatever comes is read.
 const LOW_WATER_MIN_BYTES: usize = 64 * 1024;
+/// Of a payload that comes more slowly, whatever comes is read. The peer may have paused, and some kernels wake nobody
+/// when so many small packets have come that the buffer has no room for more.
+const LOW_WATER_PATIENCE: Duration = Duration::from_millis(100);
 /// Descriptors that may have arrived without their frame being complete.
 const DESCRIPTORS_MAX: usize = 1024;
 
@@ -53,6 +58,8 @@ pub(super) struct FrameReader {
     partial: Option<Partial>,
     /// What [`Socket::set_low_water`] was told.
     low_water: usize,
+    /// When something came last.
+    heard: Instant,
 }
 
 /// A frame whose payload is still coming.
@@ -63,13 +70,15 @@ struct Partial {
     payload: ReceiveBuffer,
     missing: usize,
     fate: Payload,
+    /// It comes slowly.
+    trickles: bool,
 }
 
 impl FrameReader {
     /// Payloads go into buffers of `payloads`.
     pub(super) fn new(payloads: Arc<ReceiveBuffers>) -> Self {
         let (buffer, descriptors) = (BytesMut::with_capacity(READ_BYTES), VecDeque::new());
-        Self { buffer, payloads, descriptors, partial: None, low_water: 1 }
+        Self { buffer, payloads, descriptors, partial: None, low_water: 1, heard: Instant::now() }
     }
 
     /// The next frame; `judge` sees each header before memory is spent on its payload, and an error of it ends the
@@ -87,26 +96,42 @@ impl FrameReader {
             tokio::task::coop::consume_budget().await;
             match self.receive(socket) {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, self.end_cause())),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.set_low_water(socket)?;
-                    socket.ready(Interest::READABLE).await?;
-                }
+                Ok(_) => self.heard = Instant::now(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait(socket).await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Of a long payload enough is waited for to be worth a wake-up; of anything else, for a byte.
+    /// Waits for what is worth a wake-up, or, when nothing has come for long, for anything.
+    async fn wait(&mut self, socket: &Socket) -> io::Result<()> {
+        self.set_low_water(socket)?;
+        if self.low_water > 1 {
+            let until = self.heard + LOW_WATER_PATIENCE;
+            if let Ok(ready) = tokio::time::timeout_at(until, socket.ready(Interest::READABLE)).await {
+                return ready.map(drop);
+            }
+            if let Some(partial) = &mut self.partial {
+                partial.trickles = true;
+            }
+            self.set_low_water(socket)?;
+        }
+        socket.ready(Interest::READABLE).await.map(drop)
+    }
+
+    /// Of a long payload over plain TCP enough is waited for to be worth a wake-up; of anything else, for a byte.
     fn set_low_water(&mut self, socket: &Socket) -> io::Result<()> {
-        let wanted = match &self.partial {
-            Some(partial) if partial.missing >= LOW_WATER_MIN_BYTES => partial.missing.min(LOW_WATER_BYTES),
-            _ => 1,
-        };
+        let is_long = |partial: &&Partial| !partial.trickles && partial.missing >= LOW_WATER_MIN_BYTES;
+        let long = self.partial.as_ref().filter(is_long).filter(|_| matches!(socket, Socket::Tcp(_)));
+        let wanted = long.map_or(1, |partial| partial.missing.min(LOW_WATER_BYTES));
         if self.low_water != wanted {
-            socket.set_low_water(wanted)?;
-            self.low_water = wanted;
+            match socket.set_low_water(wanted) {
+                Ok(()) => self.low_water = wanted,
+                Err(error) if self.low_water > 1 => return Err(error),
+                // It has never been raised: each packet is told of.
+                Err(_) => {}
+            }
         }
         Ok(())
     }
@@ -157,7 +182,7 @@ impl FrameReader {
             self.buffer.advance(header.message_bytes as usize);
             let missing = header.payload_bytes as usize;
             let payload = self.payloads.take(if fate == Payload::Keep { missing } else { 0 });
-            self.partial = Some(Partial { header, message, payload, missing, fate });
+            self.partial = Some(Partial { header, message, payload, missing, fate, trickles: false });
         }
         let Some(partial) = &mut self.partial else { return Ok(None) };
         let here = partial.missing.min(self.buffer.len());
@@ -283,6 +308,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_long_payload_whose_sender_pauses_is_taken_as_it_comes() {
+        const SLICE: Duration = Duration::from_millis(20);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let socket = Socket::Tcp(listener.accept().await.unwrap().0);
+        let mut reader = FrameReader::new(Arc::default());
+        let keep = |_: &FrameHeader| Ok::<_, String>(Payload::Keep);
+        let read = async {
+            peer.write_all(&encode_frame(FrameKind::Read, 1, &data::Hello::default(), 500_000)).await.unwrap();
+            for (piece, missing) in [(20_000, 480_000), (50_000, 430_000), (100_000, 330_000)] {
+                peer.write_all(&vec![7; piece]).await.unwrap();
+                // Whoever is interrupted again and again is no less patient.
+                while reader.partial.as_ref().is_none_or(|partial| partial.missing > missing) {
+                    let next = tokio::time::timeout(SLICE, reader.next(&socket, keep)).await;
+                    assert!(next.is_err(), "{missing} bytes are missing");
+                }
+            }
+            let rest = vec![7; 330_000];
+            let (sent, frame) = tokio::join!(peer.write_all(&rest), reader.next(&socket, keep));
+            sent.unwrap();
+            frame.unwrap()
+        };
+        let frame = tokio::time::timeout(Duration::from_secs(20), read).await.unwrap();
+        assert!(frame.payload.len() == 500_000 && frame.payload.iter().all(|byte| *byte == 7));
     }
 
     proptest! {
