@@ -436,6 +436,19 @@ async fn a_whole_mount_is_recalled_seldom_and_for_who_sets_what_is_about_all_of_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_nothing_is_held_nobody_is_kept_from_holding_something_for_a_whole_mount() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let whole = |inode| RecallRequest { inode, whole_mount: true, ..RecallRequest::default() };
+    // The rules of the mount were changed a moment ago.
+    eventually(async || services.lookups.recalls.allow_delegations(None)).await;
+    services.recall(client("r", whole(ROOT_INODE))).await.unwrap();
+    services.recall(of(Role::Admin, "x", whole(mount.root_inode))).await.unwrap();
+    assert!(services.lookups.recalls.allow_delegations(None));
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wish_is_judged_where_its_client_may_come_to_hold_a_directory() {
     let (master, mount) = master().await;
     let services = master.services();
