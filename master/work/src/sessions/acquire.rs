@@ -5,7 +5,8 @@
 //!   it may have that in a cache as long as its session lives: then it is not delegated.
 //! - Others may know the directory itself, as a name in the one above. They are told to forget its attributes, and when
 //!   all have let go, and none of them has asked for them since or changed the directory, the next wish is granted.
-//! - Whoever changes it while the state decides has it recalled ([`DirectoryDelegations`](super::delegations::DirectoryDelegations)).
+//! - Whoever changes it while the state decides has it recalled
+//!   ([`DirectoryDelegations`](super::delegations::DirectoryDelegations)).
 //! - What was recalled is not granted soon.
 
 use cavern_proto::master::AcquireStep;

@@ -194,8 +194,9 @@ impl DirectoryDelegations {
 
     /// A session has made changes, or learnt of some, and knows by their results the directories that they are about:
     /// to be called when that is noted. Where another one waits for that to be forgotten, it does so in vain; gives the
-    /// sessions with their directories of which the state is about to decide: these are to be recalled. Of what others are told to forget by them the claim waits for the
-    /// event: whoever lets go of that has forgotten what it knew before.
+    /// sessions with their directories of which the state is about to decide: these are to be recalled. Of what others
+    /// are told to forget by these changes the claim waits for the event: whoever lets go of that has forgotten what it
+    /// knew before.
     pub(super) fn changed(&self, changes: &Changes) -> Vec<(u64, u64)> {
         let mut decided = Vec::new();
         if changes.origin == 0 || self.is_empty() {
