@@ -30,6 +30,8 @@ use crate::services::Services;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
 pub(super) const CALLS_AHEAD: usize = 16;
+/// Wishes of one call to hold directories that are judged: each is a look at what all sessions know.
+const WISHES_MAX: usize = 16;
 
 impl Services {
     /// Takes calls until the asker is gone, or one is refused: what is under way is answered before that is said.
@@ -118,7 +120,7 @@ impl Services {
         let now_ns = self.lookups.reader.clock().now_ns();
         let name = asker.and_then(Identity::client_name);
         let allow_delegations = self.lookups.recalls.allow_delegations(name);
-        let announced = self.judge_wishes(&mut mutations, (session, client.as_ref()), allow_delegations).await;
+        self.judge_wishes(&mut mutations, (session, client.as_ref()), allow_delegations).await;
         let claimed: Vec<u64> = mutations.iter().filter_map(claim_of).collect();
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
@@ -132,10 +134,11 @@ impl Services {
                 let owner = std::mem::take(&mut owner);
                 Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner }
             });
-        let (watch, recalls) = (self.watch.clone(), self.lookups.recalls.clone());
+        let watch = self.watch.clone();
         let made = self.proposer.begin_all(commands.collect(), room).await.inspect_err(|_| {
             // The leadership is over, and the state decides on nothing more of it.
-            claimed.iter().for_each(|directory| recalls.delegations().give_up(*directory, session));
+            let delegations = self.lookups.recalls.delegations();
+            claimed.iter().for_each(|directory| delegations.give_up(*directory, session));
         })?;
         Ok(Either::Right(async move {
             let mut waits_for = Vec::new();
@@ -144,44 +147,39 @@ impl Services {
                 result
             });
             let results = results.collect();
-            for (directory, ticket) in announced {
-                recalls.delegations().announced(directory, ticket, watch.seq());
-            }
             watch.wait_invalidated(&waits_for).await;
             Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         }))
     }
 
-    /// Says in each wish of a session to hold a directory what becomes of it; gives the directories that others are
-    /// told to forget, with the numbers of their announcements.
+    /// Says in each wish of a session to hold a directory what becomes of it.
     async fn judge_wishes(
         &self,
         mutations: &mut [Mutation],
         (session, client): (u64, Option<&Arc<str>>),
         allow_delegations: bool,
-    ) -> Vec<(u64, u64)> {
-        let mut announced = Vec::new();
+    ) {
+        let mut judged = 0;
         for mutation in mutations {
             let Some(Change::AcquireDelegation(wish)) = &mut mutation.change else { continue };
-            let later = AcquireDelegation { inode: wish.inode, ..AcquireDelegation::default() };
+            let inode = wish.inode;
+            *wish = AcquireDelegation { inode, step: AcquireStep::Later.into() };
+            if !allow_delegations || judged == WISHES_MAX {
+                continue;
+            }
+            judged += 1;
             let lookups = Lookups { client: client.cloned(), ..self.lookups.clone() };
-            let judged = async {
-                if !allow_delegations {
-                    return Ok((later, None));
-                }
-                // Nobody waits for whoever may not look there.
-                lookups.check_mount_access(later.inode).await?;
-                lookups.recalls.judge_wish(&lookups.reader, later.inode, session).await
+            let judging = async {
+                // Nobody waits for whoever may hold nothing there.
+                lookups.check_wish(inode).await?;
+                lookups.recalls.judge_wish(&lookups.reader, inode, session).await
             };
-            // What was judged before is to be proposed in any case.
-            let (judged, ticket) = judged.await.unwrap_or_else(|error: WorkError| {
-                tracing::debug!("directory inode {} is not delegated: {error}", later.inode);
-                (later, None)
-            });
-            *wish = judged;
-            announced.extend(ticket.map(|ticket| (later.inode, ticket)));
+            match judging.await {
+                Ok(step) => wish.step = step.into(),
+                // What was judged before is to be proposed in any case.
+                Err(error) => tracing::debug!("directory inode {inode} is not delegated: {error}"),
+            }
         }
-        announced
     }
 
     /// Whether a session has changed nothing yet, and there is no fs-mode mount for its client in which it could: the

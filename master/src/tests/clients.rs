@@ -436,6 +436,48 @@ async fn a_whole_mount_is_recalled_seldom_and_for_who_sets_what_is_about_all_of_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_nothing_is_held_nobody_is_kept_from_holding_something_for_a_whole_mount() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let whole = |inode| RecallRequest { inode, whole_mount: true, ..RecallRequest::default() };
+    // The rules of the mount were changed a moment ago.
+    eventually(async || services.lookups.recalls.allow_delegations(None)).await;
+    services.recall(client("r", whole(ROOT_INODE))).await.unwrap();
+    services.recall(of(Role::Admin, "x", whole(mount.root_inode))).await.unwrap();
+    assert!(services.lookups.recalls.allow_delegations(None));
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wish_is_judged_where_its_client_may_come_to_hold_a_directory() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let open = services.mounts.all_recorded().unwrap().into_iter().find(|mount| mount.path == "/open").unwrap();
+    let judged = async |name: Option<&str>, directory: u64| {
+        let lookups = Lookups { client: name.map(Into::into), ..services.lookups.clone() };
+        lookups.check_wish(directory).await
+    };
+    judged(Some("a"), mount.root_inode).await.unwrap();
+    judged(None, mount.root_inode).await.unwrap();
+    let refused = judged(Some("r"), mount.root_inode).await;
+    assert!(matches!(refused, Err(WorkError::Denied(_))), "{refused:?}");
+    let cached = judged(Some("a"), open.root_inode).await;
+    assert!(matches!(cached, Err(WorkError::Refused(_))), "{cached:?}");
+    for (name, directory) in [(Some("b"), mount.root_inode), (Some("a"), ROOT_INODE), (None, 1 << 40)] {
+        let nowhere = judged(name, directory).await.unwrap_err();
+        assert!(nowhere.is_not_found(), "{name:?} {directory}: {nowhere}");
+    }
+    let limits = UserLimits { root_squash: true, ..UserLimits::default() };
+    let rules = vec![ClientRule { name: "a".into(), users: Some(limits), ..ClientRule::default() }];
+    let clients = cavern_proto::master::ClientRules { rules };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    services.update_mount(of(Role::Admin, "x", update)).await.unwrap();
+    let limited = judged(Some("a"), mount.root_inode).await;
+    assert!(matches!(limited, Err(WorkError::Refused(_))), "{limited:?}");
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_of_a_mount_that_is_gone_keeps_nobody_from_the_rest() {
     let (master, mount) = master().await;
     let services = master.services();

@@ -93,6 +93,8 @@ pub enum DelegationChange {
     Returned(DirectoryDelegation),
     /// Whether a session holds this directory, which was there before, is decided: the others say how.
     Decided(u64),
+    /// Others are told by the last of the changes to forget this directory, which the session that asked wants to hold.
+    Announced(u64),
 }
 
 /// Where an inode can be found after a transaction.

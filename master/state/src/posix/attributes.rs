@@ -18,7 +18,7 @@ use crate::{records, schema};
 const VALUE_BYTES_MAX: usize = 65_536;
 const NAMES_BYTES_MAX: usize = 65_536;
 /// Bytes of all names and values of an inode: they are one scan.
-const TOTAL_BYTES_MAX: usize = 1 << 20;
+const TOTAL_BYTES_MAX: u32 = 1 << 20;
 
 impl MutationContext<'_, '_> {
     pub fn set_attributes(&mut self, set: &SetAttr) -> Checked<u64> {
@@ -71,16 +71,10 @@ impl MutationContext<'_, '_> {
             return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
         }
         if record.xattr_bytes > 0 {
-            let (mut names, mut total) = (set.name.len() + 1, set.name.len() + set.value.len());
-            for (name, value) in self.tx.before().xattrs(set.inode)? {
-                if name != set.name {
-                    names += name.len() + 1;
-                    total += name.len() + value.len();
-                }
-            }
-            if names > NAMES_BYTES_MAX || total > TOTAL_BYTES_MAX {
-                let reason = format!("the attributes of {} take too much room", self.shown(set.inode)?);
-                return refuse(Errno::NOSPC, reason);
+            let known = self.tx.before().xattrs(set.inode)?;
+            let others = known.iter().filter(|(name, _)| *name != set.name).map(|(name, _)| name.len() + 1);
+            if set.name.len() + 1 + others.sum::<usize>() > NAMES_BYTES_MAX {
+                return self.refuse_xattr(set.inode);
             }
         }
         self.keep_xattr(set.inode, record, &set.name, Some(&set.value))
@@ -103,8 +97,11 @@ impl MutationContext<'_, '_> {
     fn keep_xattr(&mut self, inode: u64, mut record: InodeRecord, name: &[u8], value: Option<&[u8]>) -> Checked<u64> {
         let known = if record.xattr_bytes > 0 { self.tx.before().get(schema::Xattrs, (inode, name))? } else { None };
         let [was, is] = [known.as_deref(), value].map(|value| value.map_or(0, |value| xattr_size(name, value)));
-        self.check_more_bytes(&record, is.saturating_sub(was).into())?;
         record.xattr_bytes = record.xattr_bytes.saturating_sub(was).saturating_add(is);
+        if is > was && record.xattr_bytes > TOTAL_BYTES_MAX {
+            return self.refuse_xattr(inode);
+        }
+        self.check_more_bytes(&record, is.saturating_sub(was).into())?;
         match value {
             Some(value) => {
                 self.put_xattr(inode, name, value);
@@ -122,6 +119,10 @@ impl MutationContext<'_, '_> {
         records::change(&mut record, |attr| inode_changed(attr, self.caller.made_ns));
         self.put(inode, record);
         Ok(inode)
+    }
+
+    fn refuse_xattr(&self, inode: u64) -> Checked<u64> {
+        refuse(Errno::NOSPC, format!("the attributes of {} take too much room", self.shown(inode)?))
     }
 
     fn put_xattr(&mut self, inode: u64, name: &[u8], value: &[u8]) {

@@ -20,7 +20,7 @@ use cavern_proto::record::{InodeRange, InodeRecord, OpenRefRecord, OpenRight};
 use rustix::io::Errno;
 
 use super::context::{Checked, MutationContext, MutationError, refuse};
-use crate::change::{Change, DirectoryDelegation};
+use crate::change::{Change, DelegationChange, DirectoryDelegation};
 use crate::error::Result;
 use crate::index::delegations::{self, DELEGATIONS_MAX};
 use crate::index::intents::{self, Reach};
@@ -175,7 +175,10 @@ impl MutationContext<'_, '_> {
         }
         match asked.step() {
             AcquireStep::Later => {}
-            AcquireStep::Announce => self.tx.notify(Change::Inode(directory)),
+            AcquireStep::Announce => {
+                self.tx.notify(Change::Inode(directory));
+                self.tx.changes.delegations.push(DelegationChange::Announced(directory));
+            }
             AcquireStep::Grant => {
                 let mount_id = self.mount.id;
                 if self.tx.before().holder(mount_id, directory)? != Some(session) {

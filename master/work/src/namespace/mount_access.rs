@@ -132,6 +132,22 @@ impl Lookups {
         })
     }
 
+    /// Refuses the wish to hold a directory where the client comes to hold none: others would wait while it is judged.
+    ///
+    /// # Errors
+    /// [`WorkError::NotFound`] where it is in no mount that is there for the client, [`WorkError::Denied`] where the
+    /// client may only read, [`WorkError::Refused`] where its users are limited, or the mount is not in fs-mode.
+    pub async fn check_wish(&self, directory: u64) -> Result<(), WorkError> {
+        let mount_id = self.places_of(vec![directory]).await?.into_iter().flatten().find(|id| self.can_see(*id));
+        let mount = self.mounts.recorded(mount_id.ok_or(WorkError::Gone(directory))?)?;
+        self.check_change(&mount)?;
+        let is_limited = self.client.as_ref().is_some_and(|client| mount.limits_of(client).is_some());
+        if is_limited || mount.write_type() != WriteType::FsMode {
+            return Err(WorkError::Refused(format!("no directory of {} is delegated to this client", mount.path)));
+        }
+        Ok(())
+    }
+
     /// Refuses to have all of a mount recalled for a client that may set neither quotas nor times to live there: for
     /// whatever else is looked at or changed directories are recalled by themselves. `client`: by its certificate,
     /// also where all mounts are there for all; `None` for whoever no rule binds.

@@ -91,8 +91,11 @@ impl Lookups {
         let mount_id = self.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
         let mount_id = mount_id.await?.ok_or(WorkError::Gone(inode))?;
         self.check_mount_recall(mount_id, client)?;
-        self.wait_for_recall_turn(&[mount_id]).await?;
-        self.recalls.recall_mount(mount_id).await
+        // As long as nothing is held there, nobody else has to hold nothing for that.
+        for mount_id in self.held_of(vec![mount_id]).await? {
+            self.recalls.recall_mount(mount_id).await?;
+        }
+        Ok(())
     }
 
     /// Has everything made there that sessions had answered by now.
@@ -106,7 +109,7 @@ impl Lookups {
         Ok(())
     }
 
-    /// Mounts in which something may be held, when it is the client's turn to have that returned.
+    /// Mounts in which something is held, when it is the client's turn to have that returned.
     async fn delegating_mounts_of(&self, inode: u64) -> Result<Vec<u32>, WorkError> {
         if self.recalls.delegations().is_empty() {
             return Ok(Vec::new());
@@ -115,22 +118,19 @@ impl Lookups {
             0 => Ok(tables.mounts()?.into_iter().map(|mount| mount.id).collect()),
             mount_id => Ok(vec![mount_id]),
         });
-        let mounts: Vec<u32> = mounts.await?;
-        self.wait_for_recall_turn(&mounts).await?;
-        Ok(mounts)
+        self.held_of(mounts.await?).await
     }
 
-    /// Waits until a client may have something returned again that is held in any of these mounts.
-    async fn wait_for_recall_turn(&self, mounts: &[u32]) -> Result<(), WorkError> {
-        let Some(tenant) = self.charge.as_ref().map(|charge| charge.tenant()) else { return Ok(()) };
+    /// Those of some mounts in which something is held, when a client may have that returned again.
+    async fn held_of(&self, mut mounts: Vec<u32>) -> Result<Vec<u32>, WorkError> {
         let held = self.recalls.delegations();
-        if mounts.iter().all(|mount_id| held.delegations_in(*mount_id).is_empty()) {
-            return Ok(());
-        }
+        mounts.retain(|mount_id| !held.delegations_in(*mount_id).is_empty());
+        let tenant = self.charge.as_ref().map(|charge| charge.tenant()).filter(|_| !mounts.is_empty());
+        let Some(tenant) = tenant else { return Ok(mounts) };
         let wait = tenant.seconds.take(SECONDS_OF_RECALL);
         if wait <= RECALL_PATIENCE {
             tenant.counts.wait(wait).await;
-            return Ok(());
+            return Ok(mounts);
         }
         tenant.seconds.give_back(SECONDS_OF_RECALL);
         tenant.counts.add_refusal();

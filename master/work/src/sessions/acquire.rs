@@ -5,13 +5,14 @@
 //!   it may have that in a cache as long as its session lives: then it is not delegated.
 //! - Others may know the directory itself, as a name in the one above. They are told to forget its attributes, and when
 //!   all have let go, and none of them has asked for them since or changed the directory, the next wish is granted.
-//! - Whoever changes it while the state decides has it recalled ([`CurrentSessions`](super::current::CurrentSessions)).
+//! - Whoever changes it while the state decides has it recalled
+//!   ([`DirectoryDelegations`](super::delegations::DirectoryDelegations)).
 //! - What was recalled is not granted soon.
 
-use cavern_proto::master::{AcquireDelegation, AcquireStep};
+use cavern_proto::master::AcquireStep;
 use cavern_state::InodeLocation;
 
-use super::delegations::{Announcement, ClaimBegin};
+use super::delegations::ClaimBegin;
 use super::recall::Recalls;
 use crate::error::WorkError;
 use crate::reader::StateReader;
@@ -27,9 +28,8 @@ enum Judged {
 }
 
 impl Recalls {
-    /// What becomes of the wish of a session to hold a directory, as it is put into the log; and if others are told by
-    /// that, the number of the announcement. Of what is to be granted all who ask about the directory wait until the
-    /// state has decided: it is to be proposed, or given up.
+    /// What becomes of the wish of a session to hold a directory, as it is put into the log. Of what is to be granted
+    /// all who ask about the directory wait until the state has decided: it is to be proposed, or given up.
     ///
     /// # Errors
     /// Those of reading the state.
@@ -38,38 +38,34 @@ impl Recalls {
         reader: &StateReader,
         directory: u64,
         session: u64,
-    ) -> Result<(AcquireDelegation, Option<u64>), WorkError> {
-        let asked = |step: AcquireStep| AcquireDelegation { inode: directory, step: step.into() };
-        let later = (asked(AcquireStep::Later), None);
-        if self.is_damped(directory) {
-            return Ok(later);
+    ) -> Result<AcquireStep, WorkError> {
+        // Clients of an earlier term would come back to a claim, and forget everything for that.
+        if self.hub.is_young() || self.is_damped(directory) {
+            return Ok(AcquireStep::Later);
         }
         let delegations = self.delegations();
         let announced = match delegations.claim(directory, session) {
-            ClaimBegin::Taken => return Ok(later),
+            ClaimBegin::Taken => return Ok(AcquireStep::Later),
             ClaimBegin::New => None,
-            ClaimBegin::Announced(announced) => Some(announced),
+            ClaimBegin::Announced(seq) => Some(seq),
         };
         let judged = self.judge(reader, (directory, session), announced).await;
         match judged {
-            Ok(Judged::Free) => return Ok((asked(AcquireStep::Grant), None)),
-            Ok(Judged::Remembered) => match announced {
-                Some(known) => delegations.postpone(directory, known),
-                None => {
-                    let ticket = delegations.announce(directory);
-                    return Ok((asked(AcquireStep::Announce), Some(ticket)));
-                }
-            },
+            Ok(Judged::Free) => return Ok(AcquireStep::Grant),
+            Ok(Judged::Remembered) => delegations.postpone(directory, announced),
             Ok(Judged::Used) | Err(_) => delegations.give_up(directory, session),
         }
-        judged.map(|_| later)
+        match judged? {
+            Judged::Remembered if announced.is_none() => Ok(AcquireStep::Announce),
+            _ => Ok(AcquireStep::Later),
+        }
     }
 
     async fn judge(
         &self,
         reader: &StateReader,
         (directory, session): (u64, u64),
-        announced: Option<Announcement>,
+        announced: Option<u64>,
     ) -> Result<Judged, WorkError> {
         let record = reader.look(move |tables| Ok(tables.inode(directory)?)).await?;
         let Some(record) = record else { return Ok(Judged::Used) };
@@ -77,8 +73,8 @@ impl Recalls {
         if !matches!(location, InodeLocation::Named { is_directory: true, .. }) {
             return Ok(Judged::Used);
         }
-        let announced = announced.and_then(|known| known.seq);
-        let Some(known) = self.hub.known_by_others((directory, &location), session, announced) else {
+        let place = (directory, record.mount_id, &location);
+        let Some(known) = self.hub.known_by_others(place, session, announced) else {
             return Ok(Judged::Used);
         };
         if !known.inodes.is_empty() {

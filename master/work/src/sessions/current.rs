@@ -72,13 +72,7 @@ impl ChangeListener for CurrentSessions {
                 self.visible.change(&rules);
             }
             current.recent.add(&changes);
-            let claims = self.delegations.changed(&changes);
             let number = current.hub.as_ref().map_or(0, |hub| hub.changed(changes));
-            if let Some(hub) = &current.hub {
-                for (session, directory) in claims {
-                    let _has_stream = hub.send_recall(session, directory);
-                }
-            }
             if !rules.is_empty() {
                 self.visible.have_changed(&rules);
             }

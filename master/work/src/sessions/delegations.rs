@@ -25,7 +25,7 @@ pub struct DirectoryDelegations {
     held: Mutex<Held>,
     /// How many there are.
     count: AtomicUsize,
-    /// Grows whenever some have been returned.
+    /// Grows whenever some have been returned. Not with claims: nothing was answered for under one.
     moment: AtomicU64,
     give_back: Notify,
 }
@@ -41,6 +41,16 @@ impl Held {
     fn len(&self) -> usize {
         self.holders.len() + self.claims.len()
     }
+
+    /// The session that waits for the most directories waits for none of them any more.
+    fn make_room(&mut self) {
+        let mut waiting = HashMap::<u64, usize>::new();
+        for claim in self.claims.values().filter(|claim| claim.waits()) {
+            *waiting.entry(claim.session).or_default() += 1;
+        }
+        let most = waiting.into_iter().max_by_key(|(_, count)| *count).map(|(session, _)| session);
+        self.claims.retain(|_, claim| !claim.waits() || Some(claim.session) != most);
+    }
 }
 
 /// A session that wants a directory which was there before.
@@ -52,19 +62,18 @@ struct Claim {
     is_changed: bool,
 }
 
-/// All other sessions are told to forget the attributes of a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Announcement {
-    /// Tells it from others.
-    ticket: u64,
-    /// By an event up to this one, when its number is known.
-    pub seq: Option<u64>,
+impl Claim {
+    /// Whether others have yet to let go.
+    fn waits(&self) -> bool {
+        matches!(self.stage, ClaimStage::Announced(_))
+    }
 }
 
 #[derive(Clone, Copy)]
 enum ClaimStage {
-    /// Others have yet to let go.
-    Announced(Announcement),
+    /// Others are told to forget the attributes of the directory, by the event of this number, and have yet to let go.
+    /// There is none before the state says so, nor where it refuses that.
+    Announced(Option<u64>),
     /// It is on its way to the log, or is being judged whether it may be: whoever wants to know what is in there waits
     /// until the state has decided.
     Proposed,
@@ -77,8 +86,8 @@ pub(super) enum ClaimBegin {
     Taken,
     /// It is a new one,
     New,
-    /// or has been announced.
-    Announced(Announcement),
+    /// or others were told to forget the directory, by the event of this number.
+    Announced(u64),
 }
 
 impl DirectoryDelegations {
@@ -86,9 +95,10 @@ impl DirectoryDelegations {
     pub(super) fn replace(&self, delegations: Vec<DirectoryDelegation>) {
         let mut held = self.held.lock();
         held.holders = delegations.into_iter().map(|held| (held.directory, held)).collect();
+        self.moment.fetch_add(1, Ordering::AcqRel);
         self.count.store(held.len(), Ordering::Release);
         drop(held);
-        self.notify_returned();
+        self.give_back.notify_waiters();
     }
 
     /// Nothing of what was claimed is under way: another term has begun.
@@ -97,14 +107,24 @@ impl DirectoryDelegations {
         held.claims.clear();
         self.count.store(held.len(), Ordering::Release);
         drop(held);
-        self.notify_returned();
+        self.give_back.notify_waiters();
+    }
+
+    /// A session is over, and waits for nothing any more. On what is on its way to the log the state decides.
+    pub(super) fn stop_waiting(&self, session: u64) {
+        if self.is_empty() {
+            return;
+        }
+        let mut held = self.held.lock();
+        held.claims.retain(|_, claim| claim.session != session || !claim.waits());
+        self.count.store(held.len(), Ordering::Release);
     }
 
     /// Before the tables show what these changes make.
     pub(super) fn grant(&self, changes: &[DelegationChange]) {
         let granted = changes.iter().filter_map(|change| match change {
             DelegationChange::Granted(held) => Some((held.directory, *held)),
-            DelegationChange::Returned(_) | DelegationChange::Decided(_) => None,
+            DelegationChange::Returned(_) | DelegationChange::Decided(_) | DelegationChange::Announced(_) => None,
         });
         let mut held = self.held.lock();
         held.holders.extend(granted);
@@ -119,8 +139,12 @@ impl DirectoryDelegations {
             match change {
                 DelegationChange::Returned(returned) => some |= held.holders.remove(&returned.directory).is_some(),
                 DelegationChange::Decided(directory) => decided |= held.claims.remove(directory).is_some(),
-                DelegationChange::Granted(_) => {}
+                DelegationChange::Granted(_) | DelegationChange::Announced(_) => {}
             }
+        }
+        if some {
+            // Before anybody finds that nobody holds them: what he has read may have come too early.
+            self.moment.fetch_add(1, Ordering::AcqRel);
         }
         self.count.store(held.len(), Ordering::Release);
         drop(held);
@@ -128,17 +152,12 @@ impl DirectoryDelegations {
             Failpoint::DelegationReturned.pass();
         }
         if some || decided {
-            self.notify_returned();
+            self.give_back.notify_waiters();
         }
     }
 
-    fn notify_returned(&self) {
-        self.moment.fetch_add(1, Ordering::AcqRel);
-        self.give_back.notify_waiters();
-    }
-
     /// A session wants a directory: from now on whoever looks waits, until the state has decided, or the claim is given
-    /// up ([`Self::announce`], [`Self::give_up`]).
+    /// up ([`Self::postpone`], [`Self::give_up`]).
     pub(super) fn claim(&self, directory: u64, session: u64) -> ClaimBegin {
         let mut held = self.held.lock();
         if held.holders.get(&directory).is_some_and(|holder| holder.session != session) {
@@ -146,30 +165,22 @@ impl DirectoryDelegations {
         }
         let begin = match held.claims.get(&directory) {
             Some(Claim { stage: ClaimStage::Proposed, .. }) => return ClaimBegin::Taken,
-            Some(Claim { session: known, stage: ClaimStage::Announced(announced), .. })
-                if *known == session && announced.seq.is_some() =>
-            {
-                ClaimBegin::Announced(*announced)
+            Some(Claim { session: known, stage: ClaimStage::Announced(Some(seq)), .. }) if *known == session => {
+                ClaimBegin::Announced(*seq)
             }
             _ => ClaimBegin::New,
         };
         if held.claims.len() >= CLAIMS_MAX {
-            held.claims.retain(|_, claim| matches!(claim.stage, ClaimStage::Proposed));
+            held.make_room();
         }
         held.claims.insert(directory, Claim { session, stage: ClaimStage::Proposed, is_changed: false });
         self.count.store(held.len(), Ordering::Release);
         begin
     }
 
-    /// A claim waits until others have forgotten the directory. Gives a number for [`Self::announced`].
-    pub(super) fn announce(&self, directory: u64) -> u64 {
-        let ticket = self.moment.fetch_add(1, Ordering::AcqRel) + 1;
-        self.postpone(directory, Announcement { ticket, seq: None });
-        ticket
-    }
-
-    /// A claim goes on waiting, unless that is in vain by now.
-    pub(super) fn postpone(&self, directory: u64, announced: Announcement) {
+    /// A claim waits until others have forgotten the directory, of which they were told by an event, or are about to be
+    /// by the next announcement of its session; unless that is in vain by now.
+    pub(super) fn postpone(&self, directory: u64, announced: Option<u64>) {
         let mut held = self.held.lock();
         if held.claims.get(&directory).is_some_and(|claim| claim.is_changed) {
             held.claims.remove(&directory);
@@ -178,22 +189,14 @@ impl DirectoryDelegations {
         }
         self.count.store(held.len(), Ordering::Release);
         drop(held);
-        self.notify_returned();
+        self.give_back.notify_waiters();
     }
 
-    /// What was to be forgotten is, when the event of this number has been taken in.
-    pub fn announced(&self, directory: u64, ticket: u64, seq: u64) {
-        if let Some(claim) = self.held.lock().claims.get_mut(&directory)
-            && let ClaimStage::Announced(announced) = &mut claim.stage
-            && announced.ticket == ticket
-        {
-            announced.seq = Some(seq);
-        }
-    }
-
-    /// A session has made changes, and knows by their results the directories that they are about. Where another one
-    /// waits for that to be forgotten, it does so in vain; gives the sessions with their directories of which the state
-    /// is about to decide: these are to be recalled.
+    /// A session has made changes, or learnt of some, and knows by their results the directories that they are about:
+    /// to be called when that is noted. Where another one waits for that to be forgotten, it does so in vain; gives the
+    /// sessions with their directories of which the state is about to decide: these are to be recalled. Of what others
+    /// are told to forget by these changes the claim waits for the event: whoever lets go of that has forgotten what it
+    /// knew before.
     pub(super) fn changed(&self, changes: &Changes) -> Vec<(u64, u64)> {
         let mut decided = Vec::new();
         if changes.origin == 0 || self.is_empty() {
@@ -203,7 +206,8 @@ impl DirectoryDelegations {
         if held.claims.is_empty() {
             return decided;
         }
-        for directory in changes.list.iter().flat_map(inodes_of) {
+        let seen = changes.seen.iter().map(|(parent, _)| *parent);
+        for directory in changes.list.iter().flat_map(inodes_of).chain(seen) {
             let claim = held.claims.get_mut(&directory);
             let Some(claim) = claim.filter(|claim| claim.session != changes.origin) else { continue };
             if matches!(claim.stage, ClaimStage::Proposed) {
@@ -211,6 +215,15 @@ impl DirectoryDelegations {
                 decided.push((claim.session, directory));
             } else {
                 held.claims.remove(&directory);
+            }
+        }
+        let event = changes.numbered().last().map(|(seq, _)| seq);
+        for change in &changes.delegations {
+            if let DelegationChange::Announced(directory) = change
+                && let Some(claim) = held.claims.get_mut(directory).filter(|claim| claim.session == changes.origin)
+                && claim.waits()
+            {
+                claim.stage = ClaimStage::Announced(event);
             }
         }
         self.count.store(held.len(), Ordering::Release);
@@ -231,7 +244,7 @@ impl DirectoryDelegations {
         }
         self.count.store(held.len(), Ordering::Release);
         drop(held);
-        self.notify_returned();
+        self.give_back.notify_waiters();
     }
 
     pub fn is_empty(&self) -> bool {
@@ -304,7 +317,20 @@ fn inodes_of(change: &Change) -> [u64; 3] {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
+
+    /// Others are told to forget a directory that a session wants.
+    fn announcement(directory: u64, origin: u64) -> Changes {
+        Changes {
+            position: 40,
+            origin,
+            list: vec![Change::Inode(directory)],
+            delegations: vec![DelegationChange::Announced(directory)],
+            ..Changes::default()
+        }
+    }
 
     #[test]
     fn what_is_held_is_known_until_it_is_let_go_of() {
@@ -342,29 +368,36 @@ mod tests {
         );
         assert_eq!((held.other_holder(7, 2), held.other_holder(7, 1), held.holder(7)), (Some(1), None, None));
         assert!(held.others_claim(2) && !held.others_claim(1));
-        let first = held.announce(7);
-        assert_eq!(held.claim(7, 1), ClaimBegin::New, "nobody knows up to which event");
-        let second = held.announce(7);
-        held.announced(7, first, 40);
-        assert_eq!(held.claim(7, 1), ClaimBegin::New, "that was the one before");
-        let third = held.announce(7);
-        assert!(first < second && second < third);
-        held.announced(7, third, 41);
-        let announced = Announcement { ticket: third, seq: Some(41) };
-        assert_eq!(held.claim(7, 1), ClaimBegin::Announced(announced));
-        held.postpone(7, announced);
+        held.postpone(7, None);
+        assert_eq!(held.claim(7, 1), ClaimBegin::New, "nobody knows by which event");
+        held.changed(&announcement(7, 1));
+        held.postpone(7, None);
+        assert_eq!(held.claim(7, 1), ClaimBegin::New, "others may have looked since");
+        held.postpone(7, None);
+        held.changed(&announcement(7, 2));
+        assert_eq!(held.claim(7, 1), ClaimBegin::New, "that was another's");
+        held.postpone(7, None);
+        let told = announcement(7, 1);
+        held.changed(&told);
+        let seq = told.position + 1;
+        assert_eq!(held.claim(7, 1), ClaimBegin::Announced(seq));
+        held.postpone(7, Some(seq));
         assert!(!held.others_claim(2));
         assert!(held.other_holder(7, 1).is_none() && !held.is_empty(), "whoever wants it looks himself");
         assert!(held.other_holder(7, 2).is_none() && held.is_empty(), "somebody else uses it");
 
         assert_eq!(held.claim(7, 1), ClaimBegin::New);
         let moment = held.moment();
+        let woken = held.next_return();
+        tokio::pin!(woken);
+        woken.as_mut().enable();
         let granted = DelegationChange::Granted(DirectoryDelegation { mount_id: 3, directory: 7, session: 1 });
         let changes = [DelegationChange::Decided(7), granted];
         held.grant(&changes);
         held.give_back(&changes);
         assert_eq!((held.holder(7), held.other_holder(7, 2)), (Some(1), Some(1)));
-        assert_ne!(held.moment(), moment, "whoever waits looks again");
+        assert!(woken.now_or_never().is_some(), "whoever waits looks again");
+        assert_eq!(held.moment(), moment, "nothing was answered for that one could have missed");
         assert_eq!(held.claim(7, 2), ClaimBegin::Taken);
         assert_eq!(held.claim(8, 2), ClaimBegin::New);
         held.give_back(&[DelegationChange::Decided(8)]);
@@ -383,16 +416,39 @@ mod tests {
         held.claim(7, 1);
         assert!(held.changed(&by(0)).is_empty() && held.changed(&by(1)).is_empty());
         assert_eq!(held.changed(&by(2)), [(1, 7)], "it may be delegated already");
-        held.announce(7);
+        held.postpone(7, None);
         assert!(held.is_empty(), "others know it again");
         held.claim(7, 1);
-        held.announced(7, held.announce(7), 40);
+        held.postpone(7, Some(40));
         assert!(held.changed(&by(1)).is_empty() && !held.is_empty(), "of that others are only notified");
         assert!(held.changed(&by(2)).is_empty() && held.is_empty());
+        held.claim(7, 1);
+        let seen = vec![(7, "n".into())];
+        assert_eq!(held.changed(&Changes { origin: 2, seen, ..Changes::default() }), [(1, 7)], "it has learnt of that");
+        held.give_up(7, 1);
         assert_eq!(held.claim(7, 1), ClaimBegin::New);
         held.give_up(7, 2);
         assert!(!held.is_empty(), "it is another's");
         held.give_up(7, 1);
         assert!(held.is_empty());
+    }
+    #[test]
+    fn claims_that_wait_are_bounded_at_the_cost_of_who_has_most_and_end_with_their_session() {
+        let held = DirectoryDelegations::default();
+        let waits = |directory, session| {
+            held.claim(directory, session);
+            held.postpone(directory, Some(1));
+        };
+        (0..5).for_each(|directory| waits(directory, 1));
+        (5..CLAIMS_MAX as u64).for_each(|directory| waits(directory, 2));
+        assert_eq!(held.claim(1 << 40, 2), ClaimBegin::New);
+        assert_eq!(held.held.lock().claims.len(), 6, "those of the session with the most have gone");
+        assert_eq!(held.claim(4, 1), ClaimBegin::Announced(1));
+        [1, 2].into_iter().for_each(|session| held.stop_waiting(session));
+        assert!(held.other_holder(4, 3) == Some(1) && held.other_holder(1 << 40, 3) == Some(2));
+        assert_eq!(held.held.lock().claims.len(), 2, "the state has yet to decide on these");
+        held.give_up(4, 1);
+        held.give_up(1 << 40, 2);
+        assert!(held.is_empty() && held.moment() == 0, "nobody has to read anything once more for that");
     }
 }

@@ -50,8 +50,13 @@ impl VisibleMounts {
     /// Whether a change may be told to whoever has opened a session.
     pub(super) fn may_know(&self, change: &Change, owner: Option<&Identity>) -> bool {
         let Change::Entry { mount_id, .. } = change else { return true };
+        self.may_see(*mount_id, owner)
+    }
+
+    /// Whether a mount is there for whoever has opened a session.
+    pub(super) fn may_see(&self, mount_id: u32, owner: Option<&Identity>) -> bool {
         let Some(client) = owner.and_then(Identity::client_name) else { return true };
-        self.0.read().get(mount_id).is_none_or(|Rules { now, before }| {
+        self.0.read().get(&mount_id).is_none_or(|Rules { now, before }| {
             let lets = |mount: &Mount| mount.access_of(client).can_see();
             lets(now) || before.as_ref().is_some_and(lets)
         })

@@ -130,6 +130,7 @@ impl State {
         self.lapses += 1;
         self.watches.end(session);
         self.invalidations.gone(session);
+        self.delegations.stop_waiting(session);
         if self.is_courtesy(session) {
             self.courtesy.add(session);
         } else {
@@ -213,6 +214,11 @@ impl Session {
     fn clear(&mut self) {
         self.queue.clear();
         self.waiting = 0;
+    }
+
+    /// Whether its client has forgotten what it was told to, if it was.
+    fn has_forgotten(&self) -> bool {
+        self.acknowledged >= self.epochs.reset_seq
     }
 }
 
@@ -641,6 +647,7 @@ impl State {
     fn over(&mut self, session: u64) {
         self.watches.end(session);
         self.invalidations.gone(session);
+        self.delegations.stop_waiting(session);
         self.owners.remove(session);
     }
 }
@@ -700,8 +707,13 @@ impl Drop for SessionStream {
                 &session.client,
                 "the stream of a client's session ends",
             );
+            let has_forgotten = session.has_forgotten();
             state.sessions.remove(&self.id);
             state.broken.insert(self.id, Instant::now());
+            if !has_forgotten {
+                // It may come back with all that it knew before, of which nothing is entered any more.
+                state.watches.begin_unsettled(self.id);
+            }
         }
         self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);
         drop(state);

@@ -41,11 +41,6 @@ impl SessionSet {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-
-    /// Whether any other session is in it.
-    fn has_other(&self, session: u64) -> bool {
-        self.0.iter().any(|known| *known != session)
-    }
 }
 
 /// Names are told apart by their hashes: two of one hash cost a notification too many.
@@ -123,9 +118,14 @@ impl WatchRegistry {
         self.unsettled.remove(session);
     }
 
-    /// Whether it is known here what a session knows.
+    /// Whether a session is entered here.
     pub(super) fn has(&self, session: u64) -> bool {
         self.sessions.contains_key(&session)
+    }
+
+    /// Whether it is known here what a session knows.
+    pub(super) fn is_settled(&self, session: u64) -> bool {
+        self.has(session) && !self.unsettled.has(session)
     }
 
     pub(super) fn end(&mut self, session: u64) {
@@ -232,21 +232,21 @@ impl WatchRegistry {
         }
     }
 
-    /// Whether another session than this one can have seen anything that is in a directory, or that is not.
-    pub(super) fn is_known_by_others(&self, directory: u64, session: u64) -> bool {
-        let knows_anything = self.everything.has_other(session) || self.unsettled.has_other(session);
-        let knows_names = |watched: &Directory| {
-            watched.whole.has_other(session)
-                || watched.many.has_other(session)
-                || watched.names.values().any(|known| known.has_other(session))
-        };
-        knows_anything || self.directories.get(&directory).is_some_and(knows_names)
+    /// Whether any of some sessions can have seen anything that is in a directory, or that is not.
+    pub(super) fn is_known_by(&self, directory: u64, is_of_them: impl Fn(u64) -> bool) -> bool {
+        let has = |sessions: &SessionSet| sessions.0.iter().any(|session| is_of_them(*session));
+        has(&self.everything)
+            || has(&self.unsettled)
+            || self
+                .directories
+                .get(&directory)
+                .is_some_and(|watched| has(&watched.whole) || has(&watched.many) || watched.names.values().any(has))
     }
 
-    /// The inodes that other sessions know whatever their names are; `None` for more than so many.
-    pub(super) fn inodes_of_others(&self, session: u64, limit: usize) -> Option<Vec<u64>> {
+    /// The inodes that some sessions know whatever their names are; `None` for more than so many.
+    pub(super) fn inodes_known_by(&self, is_of_them: impl Fn(u64) -> bool, limit: usize) -> Option<Vec<u64>> {
         let mut inodes = Vec::new();
-        for (_, known) in self.sessions.iter().filter(|(id, _)| **id != session) {
+        for (_, known) in self.sessions.iter().filter(|(id, _)| is_of_them(**id)) {
             inodes.extend(known.inodes.iter().take(limit + 1 - inodes.len()));
             if inodes.len() > limit {
                 return None;
@@ -358,15 +358,18 @@ mod tests {
         watches.watch_name(1, 10, b"a");
         watches.watch_directory(1, 10);
         watches.watch_inode(1, 5);
-        assert!(!watches.is_known_by_others(10, 1) && watches.is_known_by_others(10, 2));
-        assert_eq!((watches.inodes_of_others(1, 9), watches.inodes_of_others(2, 9)), (Some(vec![]), Some(vec![5])));
-        assert_eq!(watches.inodes_of_others(2, 0), None, "too many");
+        let is_known =
+            |watches: &WatchRegistry, directory: u64, but: u64| watches.is_known_by(directory, |id| id != but);
+        let inodes = |watches: &WatchRegistry, but: u64, limit: usize| watches.inodes_known_by(|id| id != but, limit);
+        assert!(!is_known(&watches, 10, 1) && is_known(&watches, 10, 2));
+        assert_eq!((inodes(&watches, 1, 9), inodes(&watches, 2, 9)), (Some(vec![]), Some(vec![5])));
+        assert_eq!(inodes(&watches, 2, 0), None, "too many");
         watches.watch_name(2, 10, b"b");
-        assert!(watches.is_known_by_others(10, 1) && !watches.is_known_by_others(11, 1));
+        assert!(is_known(&watches, 10, 1) && !is_known(&watches, 11, 1));
         watches.end(2);
-        assert!(!watches.is_known_by_others(10, 1));
+        assert!(!is_known(&watches, 10, 1));
         watches.begin_unsettled(3);
-        assert!(watches.is_known_by_others(11, 1), "nobody knows what it knows");
+        assert!(is_known(&watches, 11, 1), "nobody knows what it knows");
     }
 
     #[test]

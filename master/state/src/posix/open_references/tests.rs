@@ -239,6 +239,13 @@ fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
         let result = bench.change(session, wish.clone());
         assert!(result.errno == 0 && !result.delegated && bench.holder(d).is_none(), "{wish:?} by {session}");
     }
+    let announced = |bench: &mut Fixture| {
+        bench.seq += 1;
+        let change = Some(wish(d, AcquireStep::Announce));
+        let mutation = Some(Mutation { seq: bench.seq, change, ..Mutation::default() });
+        bench.run_with_changes(Kinds::Mutate(Mutate { session: HOLDER, now_ns: NOW, mutation, ..Mutate::default() })).1
+    };
+    assert_eq!(announced(&mut bench), [DelegationChange::Announced(d)]);
     let no_directory = bench.refused("a file", |bench| bench.change(HOLDER, wish(file, AcquireStep::Grant)));
     assert_eq!(no_directory.errno, Errno::NOTDIR.raw_os_error());
     for _ in 0..2 {
@@ -264,6 +271,7 @@ fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
 
     bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: Some(1 << 40), max_inodes: None }));
     assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant)).delegated, "below a quota");
+    assert!(announced(&mut bench).is_empty(), "nobody is told to forget it for that");
     bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: None, max_inodes: None }));
     let mut transaction = Transaction::new(&bench.database).unwrap();
     let record = transaction.inode(d).unwrap().unwrap();

@@ -350,6 +350,16 @@ fn extended_attributes_and_inherited_access_lists_count() {
     assert_eq!(bench.change(bound(top, 110 + 2 * default + access, 0)).errno, 0);
     let refused = bench.change(create(below, "other", InodeKind::Directory));
     assert_eq!(refused.errno, Errno::DQUOT.raw_os_error());
+    // Access lists count in what an inode may have, with a quota or without.
+    let full = bench.change(create(bench.root, "full", InodeKind::File)).inode;
+    for number in 0..16 {
+        let (name, length) = (format!("user.{number:02}"), if number < 15 { 65_536 } else { 65_400 });
+        let set = SetXattr { inode: full, name: name.into(), value: vec![1_u8; length].into(), ..SetXattr::default() };
+        assert_eq!(bench.change(Change::SetXattr(set)).errno, 0);
+    }
+    let refused = bench.change(set(full, "system.posix_acl_access", list));
+    assert_eq!(refused.errno, Errno::NOSPC.raw_os_error(), "{refused:?}");
+    assert_eq!(bench.change(set(full, "user.15", vec![1; 60_000])).errno, 0, "less is taken in");
 }
 
 #[test]

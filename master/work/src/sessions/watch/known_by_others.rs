@@ -16,31 +16,38 @@ pub(in crate::sessions) struct KnownByOthers {
 }
 
 impl WatchHub {
-    /// What other sessions than this one may know of a directory; `None` when that may be something that is in it, or
-    /// is not. Whoever has let go of what it knew up to the event `announced` knows no attributes.
+    /// Whether clients of an earlier term may not be back.
+    pub(in crate::sessions) fn is_young(&self) -> bool {
+        self.looked().started.elapsed() < self.lease
+    }
+
+    /// What other sessions than this one may know of a directory of a mount; `None` when that may be something that is
+    /// in it, or is not. Whoever has let go of what it knew up to the event `announced` knows no attributes, and
+    /// nothing whoever the mount is not there for, whatever he says that he knows.
     pub(in crate::sessions) fn known_by_others(
         &self,
-        (directory, location): (u64, &InodeLocation),
+        (directory, mount_id, location): (u64, u32, &InodeLocation),
         session: u64,
         announced: Option<u64>,
     ) -> Option<KnownByOthers> {
         let state = self.looked();
+        let is_other = |other: u64| other != session && self.changes.visible.may_see(mount_id, state.owners.get(other));
         // Clients of an earlier term may not be back.
-        if state.started.elapsed() < self.lease || state.watches.is_known_by_others(directory, session) {
+        if state.started.elapsed() < self.lease || state.watches.is_known_by(directory, is_other) {
             return None;
         }
         // Others have yet to say what they have open, after they were told to forget the rest.
-        let is_open = |(id, known): (&u64, &Session)| *id != session && known.acknowledged < known.epochs.reset_seq;
+        let is_open = |(id, known): (&u64, &Session)| !known.has_forgotten() && is_other(*id);
         if state.sessions.iter().any(is_open) {
             return None;
         }
         let knows_still = |other: u64| {
             let let_go = state.sessions.get(&other).map(|known| known.epochs.let_go);
-            other != session && (announced.is_none() || let_go < announced)
+            (announced.is_none() || let_go < announced) && is_other(other)
         };
         let mut has_attributes = false;
         let is_known = state.watches.of_inode(directory, location, |other| has_attributes |= knows_still(other));
-        let inodes = state.watches.inodes_of_others(session, INODES_MAX).filter(|_| is_known)?;
+        let inodes = state.watches.inodes_known_by(is_other, INODES_MAX).filter(|_| is_known)?;
         Some(KnownByOthers { has_attributes, inodes })
     }
 }

@@ -39,6 +39,10 @@ impl ChangeListener for WatchHub {
             concerned.into_iter().for_each(|(session, event)| state.invalidations.add(number, session, event));
         }
         state.watch_own_changes(&changes);
+        // Whoever looks before that has claimed before, and whoever looks later finds who knows of the changes.
+        for (session, directory) in state.delegations.changed(&changes) {
+            self.recall(state, session, directory);
+        }
         for (inode, location) in &changes.inodes {
             if *location == InodeLocation::Gone {
                 state.watches.inode_gone(*inode);
@@ -79,7 +83,8 @@ impl State {
 
     /// Whoever asked for changes knows from their results what is there now.
     fn watch_own_changes(&mut self, changes: &Changes) {
-        if !self.sessions.contains_key(&changes.origin) {
+        // Also one whose stream is broken has the results when it is back.
+        if !self.watches.has(changes.origin) {
             return;
         }
         for (parent, name) in &changes.seen {
@@ -203,13 +208,16 @@ impl WatchHub {
     /// tick has, and is sent after all that wait to be. Whether it has a stream on which to be asked: one that has none
     /// ends with its lease.
     pub fn send_recall(&self, session: u64, directory: u64) -> bool {
-        let mut state = self.state.lock();
+        self.recall(&mut self.state.lock(), session, directory)
+    }
+
+    fn recall(&self, state: &mut State, session: u64, directory: u64) -> bool {
         if !state.sessions.contains_key(&session) {
             state.courtesy.end(session);
             return false;
         }
         let recall: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::Recall(directory))]);
-        self.push(&mut state, session, &recall);
+        self.push(state, session, &recall);
         true
     }
 

@@ -63,7 +63,8 @@ impl WatchHub {
         if let Some(certificate) = before.certificate {
             state.owners.show(id, certificate);
         }
-        let is_known = goes_on && state.watches.has(id);
+        let has_forgotten = state.sessions.get(&id).is_none_or(Session::has_forgotten);
+        let is_known = goes_on && has_forgotten && state.watches.is_settled(id);
         // What it has in a cache was not asked about when others came to hold directories, or are about to.
         let is_overtaken = !is_known
             && (state.delegations.others_claim(id) || remembered.others_acquired_since(before.applied_seq, id));

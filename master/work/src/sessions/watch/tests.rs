@@ -2,9 +2,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cavern_consensus::{ChangeListener, LeaderLease};
-use cavern_proto::master::EntryChanged;
+use cavern_proto::master::{ClientRule, EntryChanged};
 use cavern_security::Role;
-use cavern_state::{Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation};
+use cavern_state::{Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation, RulesChange};
 
 use super::open::Before;
 use super::*;
@@ -637,7 +637,7 @@ async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
     let [own, other] = ["own", "other"].map(|client| hub.open(client, Before::default()).unwrap());
     let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
     let known = |announced| {
-        let known = hub.known_by_others((7, &place), own.id(), announced)?;
+        let known = hub.known_by_others((7, 1, &place), own.id(), announced)?;
         Some((known.has_attributes, known.inodes))
     };
     assert_eq!(known(None), None, "clients of the term before may be yet to come");
@@ -657,6 +657,89 @@ async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
     assert_eq!(known(Some(8)), Some((false, vec![5])));
     hub.watch_name(other.id(), 7, b"n");
     assert_eq!(known(Some(8)), None, "it knows something that is in there");
+}
+
+#[tokio::test]
+async fn who_does_not_see_a_mount_keeps_nobody_from_holding_what_is_in_it() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
+    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    hub.changed(changes(Vec::new(), 0));
+    let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let [own, other] = [false, true].map(|knows_inodes| {
+        let owner = Some(&owners[usize::from(knows_inodes)]);
+        hub.open("a", Before { owner, knows_inodes, ..Before::default() }).unwrap()
+    });
+    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
+    let known = |mount_id| {
+        let known = hub.known_by_others((7, mount_id, &place), own.id(), None)?;
+        Some((known.has_attributes, known.inodes))
+    };
+    assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "what it has open is to be said");
+    hub.acknowledge(other.id(), hub.seq(), 0);
+    hub.watch_inodes(other.id(), 0..5000);
+    assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "it knows too many of them");
+    hub.watch_inodes(other.id(), 0..100_000);
+    assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "it may know everything");
+}
+
+#[tokio::test]
+async fn what_others_change_while_the_state_decides_is_recalled() {
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(Duration::from_secs(60), &master);
+    let [mut own, other] = ["own", "other"].map(|client| hub.open(client, Before::default()).unwrap());
+    next(&mut own).await;
+    master.delegations().claim(7, own.id());
+    master.changed(changes(vec![entry(7, false)], other.id()));
+    assert_eq!(kinds(&mut own).await, [Event::Recall(7)]);
+}
+
+#[tokio::test]
+async fn what_a_session_changes_while_its_stream_is_broken_it_knows() {
+    let lease = Duration::from_secs(60);
+    let hub = hub(lease);
+    hub.state.lock().started -= lease;
+    let [own, other] = ["own", "other"].map(|client| hub.open(client, Before::default()).unwrap());
+    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
+    let is_known = || hub.known_by_others((7, 1, &place), own.id(), None).is_none();
+    let id = other.id();
+    drop(other);
+    assert!(!is_known());
+    hub.changed(changes(vec![entry(7, false)], id));
+    assert!(is_known(), "its client has the result when it is back");
+}
+
+#[tokio::test]
+async fn who_has_not_said_that_it_forgot_everything_is_told_again() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let own = hub.open("own", Before::default()).unwrap();
+    let granted = DirectoryDelegation { mount_id: 1, directory: 7, session: own.id() };
+    let acquired = vec![DelegationChange::Decided(7), DelegationChange::Granted(granted)];
+    hub.state.lock().broken.insert(5, Instant::now());
+    let before = Before { applied_seq: hub.seq(), ..Before::of(5, true) };
+    master.changed(Changes { delegations: acquired, ..changes(Vec::new(), own.id()) });
+    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
+    let is_known = || hub.known_by_others((8, 1, &place), own.id(), None).is_none();
+    for _ in 0..2 {
+        let mut stream = hub.open("a", before).unwrap();
+        assert!(matches!(kinds(&mut stream).await[0], Event::Reset(_)), "it knows what another holds by now");
+        drop(stream);
+        assert!(is_known(), "it may not have heard of that");
+    }
+    let mut stream = hub.open("a", before).unwrap();
+    next(&mut stream).await;
+    hub.acknowledge(5, hub.seq(), 0);
+    assert!(!is_known());
+    drop(stream);
+    let mut stream = hub.open("a", Before { applied_seq: hub.seq(), ..before }).unwrap();
+    assert!(matches!(kinds(&mut stream).await[0], Event::Resumed(_)));
 }
 
 #[tokio::test]
