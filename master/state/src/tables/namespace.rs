@@ -325,7 +325,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut transaction = Transaction::new(&database).unwrap();
-        for inode in (1..1000_u64).filter(|inode| inode % 7 != 0) {
+        for inode in (1..1000_u64).filter(|inode| !inode.is_multiple_of(7)) {
             let record = InodeRecord { size: inode, etag_text: format!("e{inode}"), ..InodeRecord::default() };
             transaction.put_inode(inode, record);
         }

@@ -267,7 +267,7 @@ impl KeySpace {
         let _ = write!(key, "{number:0NUMBER_WIDTH$}");
         let mut digits = 0;
         for at in 0..self.filler {
-            if at % 16 == 0 {
+            if at.is_multiple_of(16) {
                 digits = mix(self.rule.seed ^ mix(number ^ ((at as u64 / 16) << 32)));
             }
             let digit = char::from_digit((digits >> (at % 16 * 4)) as u32 & 15, 16);
