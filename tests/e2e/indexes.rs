@@ -117,6 +117,25 @@ fn an_index_has_all_of_a_bucket_flat_and_in_directories() {
     }
 }
 
+/// In how many ranges the only index so far was listed, as the only master's log says.
+fn ranges(cluster: &Cluster) -> u64 {
+    let log = fs::read_to_string(cluster.directory().join("log/master0.log")).unwrap();
+    let line = log.lines().find(|line| line.contains("the index is complete")).unwrap_or_else(|| panic!("{log}"));
+    let (_, ranges) = line.split_once(" ranges=").unwrap_or_else(|| panic!("{line}"));
+    ranges.split(' ').next().unwrap().parse::<u64>().unwrap()
+}
+
+#[test]
+fn a_flat_bucket_whose_names_end_in_hashes_is_listed_in_several_ranges() {
+    let cluster = cluster(1);
+    // As img/00000123-0123456789abcdef.
+    cluster.s3.set_key_space(BUCKET, &json!({"keys": 40_000, "name_bytes": 25, "suffix": ""}));
+    cluster.s3.set_list_profile(BUCKET, &json!({"latency_ms": 20}));
+    mount(&cluster, &["--index"]);
+    assert!(ranges(&cluster) > 1, "all was listed in one range");
+    assert_known(&cluster);
+}
+
 #[test]
 fn an_index_slows_down_for_a_store_that_refuses_and_says_how_far_it_is() {
     const KEYS: u64 = 12_000;

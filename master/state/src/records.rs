@@ -10,7 +10,7 @@ pub mod compact;
 use bytes::Bytes;
 use cavern_posix::mode::MODE_BITS;
 use cavern_proto::master::{Attr, Extent, Kind, OwnAttributes};
-use cavern_proto::record::{Counters, Cut, ExtentRecord, InodeRecord, ListedEntry};
+use cavern_proto::record::{Counters, Cut, ExtentRecord, InodeRecord, InodeVersion, ListedEntry};
 
 /// In the mode of a record: the permission bits are what they are, none left out.
 pub const MODE_CHOSEN: u32 = 1 << 16;
@@ -175,13 +175,22 @@ pub fn version(record: &InodeRecord) -> EntryVersion {
     EntryVersion { etag: etag(record), size: record.size }
 }
 
-/// Whether a file's record stands for this version: listings are compared by it, object by object.
+/// Whether a file's record stands for this version.
 pub fn is_version(record: &InodeRecord, etag: &str, size: u64) -> bool {
-    record.size == size
-        && match parse_md5(etag) {
-            Some(md5) => record.etag_md5[..] == md5,
-            None => record.etag_md5.is_empty() && record.etag_text == etag,
-        }
+    record.size == size && is_etag(&record.etag_md5, &record.etag_text, etag)
+}
+
+/// Whether a file stands for an object as it is listed.
+pub fn is_listed(version: &InodeVersion, etag: &str, size: u64, mtime_ns: i64) -> bool {
+    version.size == size && version.mtime_ns == mtime_ns && is_etag(&version.etag_md5, &version.etag_text, etag)
+}
+
+/// Whether a kept ETag is this one.
+fn is_etag(kept_md5: &[u8], kept_text: &str, etag: &str) -> bool {
+    match parse_md5(etag) {
+        Some(md5) => *kept_md5 == md5,
+        None => kept_md5.is_empty() && kept_text == etag,
+    }
 }
 
 /// 32 lower-case hexadecimal digits as 16 bytes; any other spelling must be kept as it is, since `If-Match` compares
@@ -196,6 +205,7 @@ fn parse_md5(text: &str) -> Option<[u8; 16]> {
 mod tests {
     use cavern_proto::record::DentryRecord;
 
+    use super::compact::decode_version;
     use super::*;
     use crate::schema::{Dentries, Inodes, Table as _, encode_key};
 
@@ -227,8 +237,14 @@ mod tests {
             let record = file_record(1, 1, &listed("a", text));
             assert_eq!(etag(&record), text);
             assert!(is_version(&record, text, record.size) && !is_version(&record, text, record.size + 1));
+            let version = decode_version(&Inodes::encode(&record)).unwrap();
+            let is_as_listed = |etag: &str, more: u64, later: i64| {
+                is_listed(&version, etag, record.size + more, record.mtime_ns + later)
+            };
+            assert!(is_as_listed(text, 0, 0) && !is_as_listed(text, 1, 0) && !is_as_listed(text, 0, 1));
             for other in ["d41d8cd98f00b204e9800998ecf8427f", "abc-13"] {
                 assert!(!is_version(&record, other, record.size), "{text:?} {other:?}");
+                assert!(!is_as_listed(other, 0, 0), "{text:?} {other:?}");
             }
         }
         assert_eq!(file_record(1, 1, &listed("a", "d41d8cd98f00b204e9800998ecf8427e")).etag_md5.len(), 16);

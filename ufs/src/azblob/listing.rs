@@ -4,7 +4,7 @@ use percent_encoding::utf8_percent_encode;
 use reqsign_core::time::Timestamp;
 
 use crate::object::{ListMode, ObjectMeta};
-use crate::s3::listing::{QUERY, Text, nanoseconds, unquoted, walk};
+use crate::s3::listing::{QUERY, Text, length, nanoseconds, unquoted, walk};
 use crate::store::{ListRequest, StorePage};
 
 /// The query of List Blobs.
@@ -23,7 +23,7 @@ pub(super) fn query(request: &ListRequest<'_>) -> String {
 #[derive(Default)]
 struct Blob {
     name: Text,
-    size: Text,
+    size: Option<u64>,
     modified: Text,
     etag: Text,
     /// It is an entry of a hierarchical namespace, which has directories.
@@ -37,14 +37,15 @@ pub(super) fn parse(document: &[u8]) -> Result<StorePage, String> {
     let (mut has_root, mut next, mut blob, mut prefix) = (false, None, Blob::default(), None);
     walk(document, |path, text| {
         let ["EnumerationResults", path @ ..] = path else { return };
+        let owned = || text.map(str::to_owned);
         match *path {
             [] => has_root = true,
-            ["NextMarker"] => next = Some(text),
-            ["Blobs", "Blob", "Name"] => blob.name = text,
-            ["Blobs", "Blob", "Properties", "Content-Length"] => blob.size = text,
-            ["Blobs", "Blob", "Properties", "Last-Modified"] => blob.modified = text,
-            ["Blobs", "Blob", "Properties", "Etag"] => blob.etag = text,
-            ["Blobs", "Blob", "Properties", "ResourceType"] => blob.is_directory = text.as_deref() == Some("directory"),
+            ["NextMarker"] => next = Some(owned()),
+            ["Blobs", "Blob", "Name"] => blob.name = owned(),
+            ["Blobs", "Blob", "Properties", "Content-Length"] => blob.size = text.and_then(length),
+            ["Blobs", "Blob", "Properties", "Last-Modified"] => blob.modified = owned(),
+            ["Blobs", "Blob", "Properties", "Etag"] => blob.etag = owned(),
+            ["Blobs", "Blob", "Properties", "ResourceType"] => blob.is_directory = text == Some("directory"),
             ["Blobs", "Blob"] => match std::mem::take(&mut blob) {
                 Blob { is_directory: true, .. } => {}
                 file => match described(file) {
@@ -52,7 +53,7 @@ pub(super) fn parse(document: &[u8]) -> Result<StorePage, String> {
                     None => page.hidden += 1,
                 },
             },
-            ["Blobs", "BlobPrefix", "Name"] => prefix = text,
+            ["Blobs", "BlobPrefix", "Name"] => prefix = owned(),
             ["Blobs", "BlobPrefix"] => match prefix.take() {
                 Some(prefix) => page.prefixes.push(prefix),
                 None => page.hidden += 1,
@@ -70,11 +71,10 @@ pub(super) fn parse(document: &[u8]) -> Result<StorePage, String> {
 }
 
 fn described(blob: Blob) -> Option<ObjectMeta> {
-    let size = blob.size?.trim().parse::<i64>().ok().and_then(|size| u64::try_from(size).ok())?;
     let modified = blob.modified.and_then(|time| Timestamp::parse_rfc2822(time.trim()).ok());
     Some(ObjectMeta {
         key: blob.name?,
-        size,
+        size: blob.size?,
         etag: unquoted(blob.etag.as_deref().unwrap_or_default().trim()).to_owned(),
         mtime_ns: modified.map_or(0, nanoseconds),
         metadata: Default::default(),

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use http::HeaderMap;
 use http::header::{AsHeaderName, CONTENT_LENGTH, ETAG, LAST_MODIFIED};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use quick_xml::events::{BytesRef, Event};
+use quick_xml::events::{BytesRef, BytesStart, Event};
 use quick_xml::reader::Reader;
 use reqsign_core::time::Timestamp;
 use serde_json::Value;
@@ -72,12 +72,13 @@ pub(crate) fn versions_query(key: &str) -> String {
 /// What one element's text was, or that it held something that is no text.
 pub(crate) type Text = Option<String>;
 
+/// What an element says of an object.
 #[derive(Default)]
 struct Object {
     key: Text,
-    size: Text,
-    modified: Text,
-    etag: Text,
+    size: Option<u64>,
+    mtime_ns: i64,
+    etag: String,
 }
 
 /// Reads the answer to [`query`]. The error says what is wrong with the document.
@@ -85,31 +86,32 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
     let mut objects = Vec::new();
     let mut prefixes = Vec::new();
     let mut is_encoded = false;
-    let mut is_truncated = None;
+    let mut is_truncated = false;
     let mut next = None;
     let mut object = Object::default();
     let mut has_root = false;
     walk(document, |path, text| match *path {
         ["ListBucketResult"] => has_root = true,
         ["ListBucketResult", "Contents"] => objects.push(std::mem::take(&mut object)),
-        ["ListBucketResult", "Contents", "Key"] => object.key = text,
-        ["ListBucketResult", "Contents", "Size"] => object.size = text,
-        ["ListBucketResult", "Contents", "LastModified"] => object.modified = text,
-        ["ListBucketResult", "Contents", "ETag"] => object.etag = text,
-        ["ListBucketResult", "CommonPrefixes", "Prefix"] => prefixes.push(text),
-        ["ListBucketResult", "EncodingType"] => is_encoded = text.as_deref() == Some("url"),
-        ["ListBucketResult", "IsTruncated"] => is_truncated = text,
-        ["ListBucketResult", "NextContinuationToken"] => next = text,
+        ["ListBucketResult", "Contents", "Key"] => object.key = text.map(str::to_owned),
+        ["ListBucketResult", "Contents", "Size"] => object.size = text.and_then(length),
+        ["ListBucketResult", "Contents", "LastModified"] => {
+            object.mtime_ns = text.and_then(|text| text.trim().parse().ok()).map_or(0, nanoseconds);
+        }
+        ["ListBucketResult", "Contents", "ETag"] => object.etag = unquoted(text.unwrap_or_default()).to_owned(),
+        ["ListBucketResult", "CommonPrefixes", "Prefix"] => prefixes.push(text.map(str::to_owned)),
+        ["ListBucketResult", "EncodingType"] => is_encoded = text == Some("url"),
+        ["ListBucketResult", "IsTruncated"] => is_truncated = text == Some("true"),
+        ["ListBucketResult", "NextContinuationToken"] => next = text.map(str::to_owned),
         _ => {}
     })?;
     if !has_root {
         return Err("the answer to a LIST is no ListBucketResult".to_owned());
     }
     let mut answer = StorePage::default();
+    answer.page.objects.reserve_exact(objects.len());
     for object in objects {
-        let described = decoded(object.key, is_encoded)
-            .and_then(|key| described(key, object.size.as_deref(), object.modified, object.etag));
-        match described {
+        match described(object, is_encoded) {
             Some(object) => answer.page.objects.push(object),
             None => answer.page.hidden += 1,
         }
@@ -120,10 +122,10 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
             None => answer.page.hidden += 1,
         }
     }
-    answer.next = match (is_truncated.as_deref(), next) {
-        (Some("true"), Some(token)) if !token.is_empty() => Some(token),
-        (Some("true"), _) => return Err("the listing goes on, but has no NextContinuationToken".to_owned()),
-        _ => None,
+    answer.next = match next {
+        _ if !is_truncated => None,
+        Some(token) if !token.is_empty() => Some(token),
+        _ => return Err("the listing goes on, but has no NextContinuationToken".to_owned()),
     };
     Ok(answer)
 }
@@ -135,11 +137,11 @@ pub(crate) fn find_version(document: &[u8], key: &str, etag: &str) -> Result<Opt
     let (mut versions, mut version) = (Vec::new(), (None, None, None));
     walk(document, |path, text| match *path {
         ["ListVersionsResult"] => has_root = true,
-        ["ListVersionsResult", "EncodingType"] => is_encoded = text.as_deref() == Some("url"),
+        ["ListVersionsResult", "EncodingType"] => is_encoded = text == Some("url"),
         ["ListVersionsResult", "Version"] => versions.push(std::mem::take(&mut version)),
-        ["ListVersionsResult", "Version", "Key"] => version.0 = text,
-        ["ListVersionsResult", "Version", "ETag"] => version.1 = text,
-        ["ListVersionsResult", "Version", "VersionId"] => version.2 = text,
+        ["ListVersionsResult", "Version", "Key"] => version.0 = text.map(str::to_owned),
+        ["ListVersionsResult", "Version", "ETag"] => version.1 = text.map(str::to_owned),
+        ["ListVersionsResult", "Version", "VersionId"] => version.2 = text.map(str::to_owned),
         _ => {}
     })?;
     if !has_root {
@@ -156,7 +158,7 @@ pub(crate) fn find_version(document: &[u8], key: &str, etag: &str) -> Result<Opt
 /// `+` itself always comes as `%2B`.
 fn decoded(text: Text, is_encoded: bool) -> Option<String> {
     let text = text?;
-    if !is_encoded {
+    if !is_encoded || !text.bytes().any(|byte| matches!(byte, b'%' | b'+')) {
         return Some(text);
     }
     let text = if text.contains('+') { Cow::Owned(text.replace('+', " ")) } else { Cow::Borrowed(text.as_str()) };
@@ -164,15 +166,19 @@ fn decoded(text: Text, is_encoded: bool) -> Option<String> {
 }
 
 /// `None` where the size is none that a file can have: such an object hides only itself.
-fn described(key: String, size: Option<&str>, modified: Text, etag: Text) -> Option<ObjectMeta> {
-    let size = size.and_then(|size| size.trim().parse::<i64>().ok()).and_then(|size| u64::try_from(size).ok());
+fn described(object: Object, is_encoded: bool) -> Option<ObjectMeta> {
+    let Object { key, size, mtime_ns, etag } = object;
+    let key = decoded(key, is_encoded)?;
     let Some(size) = size else {
         tracing::warn!("an object is not shown, since the store does not say how long it is: {key:?}");
         return None;
     };
-    let mtime_ns = modified.and_then(|modified| modified.trim().parse().ok()).map_or(0, nanoseconds);
-    let etag = unquoted(etag.as_deref().unwrap_or_default()).to_owned();
     Some(ObjectMeta { key, size, etag, mtime_ns, metadata: Default::default() })
+}
+
+/// The length that a file can have.
+pub(crate) fn length(text: &str) -> Option<u64> {
+    text.trim().parse::<i64>().ok().and_then(|length| u64::try_from(length).ok())
 }
 
 /// Nanoseconds since the Unix epoch, clamped to what 64 bits hold (the years 1678 to 2262).
@@ -206,8 +212,8 @@ pub(crate) fn error_document(document: &[u8]) -> (String, String) {
     // What was read before the document turned out to be broken still helps.
     let _ = walk(document, |path, text| match *path {
         // STS has an element around it.
-        ["Error", "Code"] | ["ErrorResponse", "Error", "Code"] => code = text.unwrap_or_default(),
-        ["Error", "Message"] | ["ErrorResponse", "Error", "Message"] => message = text.unwrap_or_default(),
+        ["Error", "Code"] | ["ErrorResponse", "Error", "Code"] => code = text.unwrap_or_default().to_owned(),
+        ["Error", "Message"] | ["ErrorResponse", "Error", "Message"] => message = text.unwrap_or_default().to_owned(),
         _ => {}
     });
     (code, message)
@@ -218,7 +224,7 @@ pub(crate) fn element(document: &[u8], wanted: &[&str]) -> Option<String> {
     let mut found = None;
     walk(document, |path, text| {
         if path == wanted && found.is_none() {
-            found = text;
+            found = text.map(str::to_owned);
         }
     })
     .ok()?;
@@ -228,70 +234,90 @@ pub(crate) fn element(document: &[u8], wanted: &[&str]) -> Option<String> {
 /// Elements nested deeper than this are no answer of an S3 endpoint.
 const DEPTH: usize = 16;
 
+/// An element that has begun, and the text directly in it so far. The next one of its depth takes its place, and its
+/// memory: a page has thousands of them.
+#[derive(Default)]
+struct Element {
+    name: String,
+    text: String,
+    /// It has something that is no text.
+    is_broken: bool,
+    /// Its text is percent-encoded.
+    is_encoded: bool,
+}
+
+impl Element {
+    fn begin(&mut self, start: &BytesStart<'_>) {
+        let mark = start.try_get_attribute("Encoded").ok().flatten();
+        self.is_encoded = mark.is_some_and(|mark| mark.value == "true");
+        self.is_broken = false;
+        self.text.clear();
+        self.name.clear();
+        self.name.push_str(start.local_name().as_ref());
+    }
+
+    fn text(&self) -> Option<Cow<'_, str>> {
+        if self.is_broken {
+            return None;
+        }
+        if self.is_encoded {
+            return percent_decode_str(&self.text).decode_utf8().ok();
+        }
+        Some(Cow::Borrowed(self.text.as_str()))
+    }
+}
+
 /// Calls `leave` at the end of every element, with the local names from the root to it and the text directly in it.
 /// Line ends and spaces are left as they are; a reference that stands for no character makes the text `None`, and
 /// `Encoded="true"`, by which Azure marks a text that is percent-encoded, has it decoded.
-pub(crate) fn walk(document: &[u8], mut leave: impl FnMut(&[&str], Text)) -> Result<(), String> {
+pub(crate) fn walk(document: &[u8], mut leave: impl FnMut(&[&str], Option<&str>)) -> Result<(), String> {
     let mut reader = Reader::from_reader(document);
     reader.config_mut().expand_empty_elements = true;
     let broken = |error: &dyn std::fmt::Display| format!("its XML is broken: {error}");
-    let mut names: Vec<String> = Vec::new();
-    let mut texts: Vec<Text> = Vec::new();
-    let mut encoded: Vec<bool> = Vec::new();
+    let mut elements: [Element; DEPTH] = Default::default();
+    let mut depth = 0;
     loop {
         match reader.read_event().map_err(|error| broken(&error))? {
             Event::Start(start) => {
-                if names.len() == DEPTH {
-                    return Err(broken(&"it is nested too deeply"));
-                }
-                let mark = start.try_get_attribute("Encoded").ok().flatten();
-                encoded.push(mark.is_some_and(|mark| mark.value == "true"));
-                names.push(start.local_name().as_ref().to_owned());
-                texts.push(Some(String::new()));
+                let Some(element) = elements.get_mut(depth) else { return Err(broken(&"it is nested too deeply")) };
+                element.begin(&start);
+                depth += 1;
             }
             Event::End(_) => {
-                let text = texts.pop().flatten();
-                let text = match encoded.pop() {
-                    Some(true) => {
-                        text.and_then(|text| Some(percent_decode_str(&text).decode_utf8().ok()?.into_owned()))
-                    }
-                    _ => text,
-                };
-                let path: Vec<&str> = names.iter().map(String::as_str).collect();
-                leave(&path, text);
-                names.pop();
+                let mut path = [""; DEPTH];
+                path.iter_mut().zip(&elements[..depth]).for_each(|(name, element)| *name = element.name.as_str());
+                let text = elements[..depth].last().and_then(Element::text);
+                leave(&path[..depth], text.as_deref());
+                depth = depth.saturating_sub(1);
             }
-            Event::Text(text) => append(texts.last_mut(), Some(&text)),
-            Event::CData(text) => append(texts.last_mut(), Some(&text)),
-            Event::GeneralRef(reference) => {
-                let resolved = resolve(&reference);
-                append(texts.last_mut(), resolved.map(|c| c.to_string()).as_deref());
-            }
-            Event::Eof if names.is_empty() => return Ok(()),
+            Event::Text(text) => append(&mut elements[..depth], Some(&text)),
+            Event::CData(text) => append(&mut elements[..depth], Some(&text)),
+            Event::GeneralRef(reference) => append(&mut elements[..depth], resolve(&reference).as_deref()),
+            Event::Eof if depth == 0 => return Ok(()),
             Event::Eof => return Err(broken(&"it ends too early")),
             _ => {}
         }
     }
 }
 
-fn append(text: Option<&mut Text>, part: Option<&str>) {
-    let Some(text) = text else { return };
-    match (text.as_mut(), part) {
-        (Some(text), Some(part)) => text.push_str(part),
-        (Some(_), None) => *text = None,
-        (None, _) => {}
+/// Adds to the innermost element.
+fn append(elements: &mut [Element], part: Option<&str>) {
+    let Some(element) = elements.last_mut() else { return };
+    match part {
+        Some(part) => element.text.push_str(part),
+        None => element.is_broken = true,
     }
 }
 
-fn resolve(reference: &BytesRef<'_>) -> Option<char> {
+fn resolve(reference: &BytesRef<'_>) -> Option<Cow<'static, str>> {
     match reference.resolve_char_ref() {
-        Ok(Some(c)) => Some(c),
+        Ok(Some(c)) => Some(Cow::Owned(c.to_string())),
         Ok(None) => match &**reference {
-            "amp" => Some('&'),
-            "lt" => Some('<'),
-            "gt" => Some('>'),
-            "quot" => Some('"'),
-            "apos" => Some('\''),
+            "amp" => Some(Cow::Borrowed("&")),
+            "lt" => Some(Cow::Borrowed("<")),
+            "gt" => Some(Cow::Borrowed(">")),
+            "quot" => Some(Cow::Borrowed("\"")),
+            "apos" => Some(Cow::Borrowed("'")),
             _ => None,
         },
         Err(_) => None,

@@ -4,7 +4,7 @@
 //! is read is as it was before; a record that is stored in full is read as well.
 
 use cavern_proto::master::Kind;
-use cavern_proto::record::{DentryRecord, InodeRecord};
+use cavern_proto::record::{DentryRecord, InodeRecord, InodeVersion};
 use prost::{DecodeError, Message as _};
 
 const SECOND_NS: i64 = 1_000_000_000;
@@ -24,11 +24,18 @@ pub fn encode_inode(record: &InodeRecord) -> Vec<u8> {
 pub fn decode_inode(bytes: &[u8]) -> Result<InodeRecord, DecodeError> {
     let mut record = InodeRecord::decode(bytes)?;
     record.kind = kind_read(record.kind);
-    let seconds = std::mem::take(&mut record.mtime_s);
-    if seconds != 0 {
-        record.mtime_ns = i64::from(seconds) * SECOND_NS;
-    }
+    record.mtime_ns = mtime_read(std::mem::take(&mut record.mtime_s), record.mtime_ns);
     Ok(record)
+}
+
+/// What a listing is compared by, of an inode.
+///
+/// # Errors
+/// The bytes are no inode.
+pub fn decode_version(bytes: &[u8]) -> Result<InodeVersion, DecodeError> {
+    let mut version = InodeVersion::decode(bytes)?;
+    version.mtime_ns = mtime_read(std::mem::take(&mut version.mtime_s), version.mtime_ns);
+    Ok(version)
 }
 
 pub fn encode_dentry(record: &DentryRecord) -> Vec<u8> {
@@ -38,6 +45,10 @@ pub fn encode_dentry(record: &DentryRecord) -> Vec<u8> {
 pub fn decode_dentry(bytes: &[u8]) -> Result<DentryRecord, DecodeError> {
     let record = DentryRecord::decode(bytes)?;
     Ok(DentryRecord { inode: record.inode, kind: kind_read(record.kind) })
+}
+
+fn mtime_read(seconds: u32, mtime_ns: i64) -> i64 {
+    if seconds == 0 { mtime_ns } else { i64::from(seconds) * SECOND_NS }
 }
 
 fn kind_stored(kind: i32) -> i32 {

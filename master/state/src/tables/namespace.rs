@@ -6,13 +6,19 @@ use bytes::Bytes;
 use cavern_posix::acl::{ACCESS, Acl};
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::User;
-use cavern_proto::record::{DentryRecord, InodeRecord};
-use rocksdb::DBPinnableSlice;
+use cavern_proto::record::{DentryRecord, InodeRecord, InodeVersion};
+use rocksdb::DBRawIterator;
 
 use super::{DEPTH_MAX, Found, Listed, Tables};
 use crate::error::{Result, StateError};
+use crate::records::compact::decode_version;
 use crate::records::{attributes, is_directory, links};
-use crate::schema::{self, Family, decode_record, encode_key, end_of};
+use crate::schema::{self, Family, decode_key, decode_record, encode_key, end_of};
+
+/// From one inode to the next that lies no further behind it, steps are cheaper than a search.
+const NEAR: u64 = 8;
+/// Inodes for each such search at least, where one batched read of all would cost more.
+const FOR_A_SEARCH: usize = 8;
 
 /// A directory, found in the namespace.
 #[derive(Clone, Debug)]
@@ -46,15 +52,66 @@ impl Directory {
 impl<'a> Tables<'a> {
     /// Many inodes in one batched read, in the order asked for.
     pub fn inodes(&self, inodes: impl Iterator<Item = u64>) -> Result<Vec<Option<InodeRecord>>> {
+        self.batched(inodes, decode_record::<schema::Inodes>)
+    }
+
+    /// What a listing is compared by, of many inodes that have names, in the order asked for. Names that were listed
+    /// together have inodes that lie behind each other: those are read in a row.
+    pub fn versions(&self, inodes: &[u64]) -> Result<Vec<Option<InodeVersion>>> {
+        let decode = |bytes: &[u8]| {
+            decode_version(bytes).map_err(|_| StateError::Corrupt(format!("a record of {:?}", Family::Inode)))
+        };
+        let mut order: Vec<usize> = (0..inodes.len()).collect();
+        order.sort_unstable_by_key(|at| inodes[*at]);
+        let searches = 1 + order.windows(2).filter(|pair| inodes[pair[1]] - inodes[pair[0]] > NEAR).count();
+        let is_changing = self.unwritten.is_some() || self.changing.is_some();
+        if is_changing || searches * FOR_A_SEARCH > inodes.len() {
+            return self.batched(inodes.iter().copied(), decode);
+        }
+        let mut rows = self.raw_rows(Family::Inode, None);
+        let mut versions = vec![None; inodes.len()];
+        let mut before: Option<u64> = None;
+        for at in order {
+            let (inode, key) = (inodes[at], inodes[at].to_be_bytes());
+            if before.is_some_and(|before| inode - before <= NEAR) {
+                while rows.key().is_some_and(|other| other[..] < key[..]) {
+                    rows.next();
+                }
+            } else {
+                rows.seek(key);
+            }
+            before = Some(inode);
+            match rows.item() {
+                Some((other, value)) if other[..] == key[..] => versions[at] = Some(decode(value)?),
+                Some(_) => {}
+                None => rows.status()?,
+            }
+        }
+        Ok(versions)
+    }
+
+    fn batched<R>(
+        &self,
+        inodes: impl Iterator<Item = u64>,
+        decode: impl Fn(&[u8]) -> Result<R>,
+    ) -> Result<Vec<Option<R>>> {
         if self.unwritten.is_some() || self.changing.is_some() {
-            return inodes.map(|inode| self.inode(inode)).collect();
+            return inodes.map(|inode| self.read(Family::Inode, &inode.to_be_bytes(), &decode)).collect();
         }
         let keys: Vec<[u8; 8]> = inodes.map(u64::to_be_bytes).collect();
         let family = self.database.family(Family::Inode);
         let values = self.database.raw().batched_multi_get_cf_opt(family, &keys, false, &self.options());
-        let decode =
-            |value: Option<DBPinnableSlice<'_>>| value.map(|bytes| decode_record::<schema::Inodes>(&bytes)).transpose();
-        values.into_iter().map(|value| decode(value?)).collect()
+        values.into_iter().map(|value| value?.map(|bytes| decode(&bytes)).transpose()).collect()
+    }
+
+    /// The rows of a family as they are written, up to a key if there is one, of which nothing is copied. Where they
+    /// begin is to be sought.
+    fn raw_rows(&self, family: Family, until: Option<Vec<u8>>) -> DBRawIterator<'a> {
+        let mut options = self.options();
+        if let Some(until) = until {
+            options.set_iterate_upper_bound(until);
+        }
+        self.database.raw().raw_iterator_cf_opt(self.database.family(family), options)
     }
 
     /// Up to `limit` inodes beyond this one, of all mounts, in the order of their ids.
@@ -70,13 +127,31 @@ impl<'a> Tables<'a> {
         after: Option<&[u8]>,
         mut visit: impl FnMut(&[u8], DentryRecord) -> Result<ControlFlow<B>>,
     ) -> Result<Option<B>> {
-        for row in self.rows_after(schema::Dentries, directory, after.map(|name| (directory, name))) {
-            let row = row?;
-            let ((_, name), record) = row.entry()?;
-            if let ControlFlow::Break(broken) = visit(name, record)? {
+        if self.unwritten.is_some() {
+            for row in self.rows_after(schema::Dentries, directory, after.map(|name| (directory, name))) {
+                let row = row?;
+                let ((_, name), record) = row.entry()?;
+                if let ControlFlow::Break(broken) = visit(name, record)? {
+                    return Ok(Some(broken));
+                }
+            }
+            return Ok(None);
+        }
+        let mut start = encode_key::<schema::Dentries>(&directory);
+        let mut rows = self.raw_rows(Family::Dentry, end_of(&start));
+        if let Some(after) = after {
+            start.extend_from_slice(after);
+            start.push(0);
+        }
+        rows.seek(start);
+        while let Some((key, value)) = rows.item() {
+            let (_, name) = decode_key::<schema::Dentries>(key)?;
+            if let ControlFlow::Break(broken) = visit(name, decode_record::<schema::Dentries>(value)?)? {
                 return Ok(Some(broken));
             }
+            rows.next();
         }
+        rows.status()?;
         Ok(None)
     }
 
@@ -236,5 +311,37 @@ impl<'a> Tables<'a> {
     pub fn permits(&self, user: &User, inode: u64, record: &InodeRecord, wanted: u32) -> Result<bool> {
         let list = self.acl(inode, record, ACCESS)?;
         Ok(cavern_posix::permits(user, &attributes(inode, record), list.as_ref(), wanted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::database::Database;
+    use crate::transaction::Transaction;
+
+    #[test]
+    fn versions_are_those_of_the_inodes_in_the_order_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(dir.path(), 1 << 20).unwrap();
+        let mut transaction = Transaction::new(&database).unwrap();
+        for inode in (1..1000_u64).filter(|inode| !inode.is_multiple_of(7)) {
+            let record = InodeRecord { size: inode, etag_text: format!("e{inode}"), ..InodeRecord::default() };
+            transaction.put_inode(inode, record);
+        }
+        let (written, _) = transaction.finish().unwrap();
+        database.write(written.into_batch(&database)).unwrap();
+        let tables = Tables::new(&database);
+        let in_a_row: Vec<u64> = (1..300).rev().collect();
+        let scattered: Vec<u64> = (0..40).map(|number| number * 30).collect();
+        let runs: Vec<u64> = [500..600, 1..100, 550..560, 980..1020].into_iter().flatten().collect();
+        for asked in [in_a_row, scattered, runs, vec![2000; 100], vec![5, 7], Vec::new()] {
+            let records = tables.inodes(asked.iter().copied()).unwrap().into_iter();
+            let expected: Vec<_> = records.map(|found| found.map(|record| (record.size, record.etag_text))).collect();
+            let versions = tables.versions(&asked).unwrap().into_iter();
+            let versions: Vec<_> =
+                versions.map(|found| found.map(|version| (version.size, version.etag_text))).collect();
+            assert_eq!(versions, expected, "{asked:?}");
+        }
     }
 }

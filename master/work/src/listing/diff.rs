@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
-use cavern_proto::record::{DentryRecord, InodeRecord, ListedEntry};
+use cavern_proto::record::{DentryRecord, InodeVersion, ListedEntry};
 use cavern_state::Tables;
-use cavern_state::records::is_version;
+use cavern_state::records::is_listed;
 use cavern_ufs::{Listed, Window, place_cmp};
 
 use crate::error::WorkError;
@@ -40,14 +40,14 @@ impl Step {
 pub struct MatchedName {
     pub name: Bytes,
     pub dentry: DentryRecord,
-    pub record: Option<InodeRecord>,
+    pub version: Option<InodeVersion>,
 }
 
 /// Whether an object is the one that an inode of cache-mode stands for.
 pub fn is_same_version(compared: &MatchedName, listed: &Listed) -> Result<bool, WorkError> {
-    Ok(match (listed, &compared.record) {
-        (Listed::File { size, mtime_ns, etag }, Some(record)) if compared.dentry.kind() == Kind::File => {
-            record.mtime_ns == *mtime_ns && is_version(record, etag, *size)
+    Ok(match (listed, &compared.version) {
+        (Listed::File { size, mtime_ns, etag }, Some(version)) if compared.dentry.kind() == Kind::File => {
+            is_listed(version, etag, *size, *mtime_ns)
         }
         _ => false,
     })
@@ -65,17 +65,19 @@ pub fn step(
     is_same: &dyn Fn(&MatchedName, &Listed) -> Result<bool, WorkError>,
 ) -> Result<Step, WorkError> {
     let mut step = Step::default();
-    let mut compare: Vec<(Bytes, DentryRecord, Listed)> = Vec::new();
+    let mut compare: Vec<(Bytes, DentryRecord, Listed)> = Vec::with_capacity(window.names.len());
     let (after, upto) = (window.after.clone(), window.upto.clone());
     let mut visit = |name: &[u8], dentry: DentryRecord, step: &mut Step| {
-        let listed = window.names.remove(name);
+        // Both come in the same order.
+        let is_first = window.names.first_key_value().is_some_and(|(first, _)| first[..] == *name);
+        let listed = if is_first { window.names.pop_first() } else { window.names.remove_entry(name) };
         if is_newer(name) {
             return;
         }
         match listed {
             None => step.remove.push(Bytes::copy_from_slice(name)),
-            Some(Listed::Directory) if dentry.kind() == Kind::Directory => {}
-            Some(listed) => compare.push((Bytes::copy_from_slice(name), dentry, listed)),
+            Some((_, Listed::Directory)) if dentry.kind() == Kind::Directory => {}
+            Some((name, listed)) => compare.push((name, dentry, listed)),
         }
     };
     if cursor.is_none() {
@@ -101,9 +103,9 @@ pub fn step(
             Ok(if is_full { ControlFlow::Break(Some(name.to_vec())) } else { ControlFlow::Continue(()) })
         })?
         .flatten();
-    let records = tables.inodes(compare.iter().map(|(_, dentry, _)| dentry.inode))?;
-    for ((name, dentry, listed), record) in compare.into_iter().zip(records) {
-        let compared = MatchedName { name, dentry, record };
+    let inodes: Vec<u64> = compare.iter().map(|(_, dentry, _)| dentry.inode).collect();
+    for ((name, dentry, listed), version) in compare.into_iter().zip(tables.versions(&inodes)?) {
+        let compared = MatchedName { name, dentry, version };
         if !is_same(&compared, &listed)? {
             let is_directory = compared.dentry.kind() == Kind::Directory;
             let differing = if is_directory { &mut step.replace } else { &mut step.upsert };

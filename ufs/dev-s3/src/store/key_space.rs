@@ -265,8 +265,11 @@ impl KeySpace {
             directories.write(number, key);
         }
         let _ = write!(key, "{number:0NUMBER_WIDTH$}");
+        let mut digits = 0;
         for at in 0..self.filler {
-            let digits = mix(self.rule.seed ^ mix(number ^ ((at as u64 / 16) << 32)));
+            if at.is_multiple_of(16) {
+                digits = mix(self.rule.seed ^ mix(number ^ ((at as u64 / 16) << 32)));
+            }
             let digit = char::from_digit((digits >> (at % 16 * 4)) as u32 & 15, 16);
             key.push(digit.filter(|_| at > 0).unwrap_or('-'));
         }
@@ -338,7 +341,8 @@ impl<'s> Iterator for Keys<'s> {
     fn next(&mut self) -> Option<GeneratedKey<'s>> {
         let place = (self.next..self.space.places()).find(|place| self.space.exists(*place))?;
         self.next = place + 1;
-        let mut key = String::new();
+        // Most are no longer.
+        let mut key = String::with_capacity(64);
         self.space.write_key(place, &mut key);
         Some(GeneratedKey { key, space: self.space, place })
     }

@@ -131,12 +131,12 @@ impl Frames {
     }
 
     /// Cuts what lies behind `position` and up to `upto` (`None` for the end of all keys) into what it says of each
-    /// directory, those above first. `keys` are without the mount's prefix.
-    pub(super) fn cut<'a>(
+    /// directory, those above first. The keys of the objects begin with the mount's prefix.
+    pub(super) fn cut(
         &mut self,
         bounds: &Bounds,
         position: &str,
-        keys: impl Iterator<Item = (&'a str, &'a ObjectMeta)>,
+        (prefix, objects): (&str, Vec<ObjectMeta>),
         upto: Option<&str>,
     ) -> Vec<DirectoryWindow> {
         let ends_in = |prefix: &str| bounds.upto.as_deref().is_some_and(|end| end.starts_with(prefix));
@@ -146,20 +146,24 @@ impl Frames {
             frame.is_new = position.is_empty();
         }
         let mut windows = Vec::new();
-        for (key, object) in keys {
-            if key.is_empty() {
-                continue;
-            }
+        for ObjectMeta { key, size, mtime_ns, etag, .. } in objects {
+            let Some(key) = key.strip_prefix(prefix).filter(|key| !key.is_empty()) else { continue };
             let (above, file) = key.rsplit_once('/').unwrap_or(("", key));
-            let names: Vec<&str> = if key.contains('/') { above.split('/').collect() } else { Vec::new() };
-            // The directories above a component that cannot be shown are there all the same.
-            let shown = names.iter().take_while(|name| is_name(name.as_bytes())).count();
-            self.go_to(&names[..shown], bounds, Seen::Yes, &mut windows);
-            if shown < names.len() || !file.is_empty() && !is_name(file.as_bytes()) {
+            let directory = &key[..key.len() - file.len()];
+            // Most keys are in the directory of the one before.
+            let is_there = self.frames.last().is_some_and(|frame| frame.is_seen && frame.prefix == directory);
+            let is_shown = is_there || {
+                let names: Vec<&str> = if directory.is_empty() { Vec::new() } else { above.split('/').collect() };
+                // The directories above a component that cannot be shown are there all the same.
+                let shown = names.iter().take_while(|name| is_name(name.as_bytes())).count();
+                self.go_to(&names[..shown], bounds, Seen::Yes, &mut windows);
+                shown == names.len()
+            };
+            if !is_shown || !file.is_empty() && !is_name(file.as_bytes()) {
                 self.hidden += 1;
             } else if let Some(frame) = self.frames.last_mut().filter(|_| !file.is_empty()) {
                 self.entries += 1;
-                frame.names.insert(Bytes::copy_from_slice(file.as_bytes()), Listed::of(object));
+                frame.names.insert(Bytes::copy_from_slice(file.as_bytes()), Listed::File { size, mtime_ns, etag });
             }
         }
         match upto {
@@ -564,9 +568,8 @@ mod tests {
         loop {
             let (now, later) = rest.split_at(page.min(rest.len()));
             let upto = if later.is_empty() { bounds.upto.clone() } else { now.last().cloned() };
-            let objects: Vec<_> = now.iter().map(|key| object(key)).collect();
-            let pairs = objects.iter().map(|object| (object.key.as_str(), object));
-            for window in frames.cut(bounds, &position, pairs, upto.as_deref()) {
+            let objects = now.iter().map(|key| object(key)).collect();
+            for window in frames.cut(bounds, &position, ("", objects), upto.as_deref()) {
                 let directory = names.entry(window.path.clone()).or_default();
                 for (name, listed) in &window.window.names {
                     assert!(place_cmp(name, &window.window.after).is_gt(), "{window:?}");

@@ -336,9 +336,7 @@ impl Range {
         }
         let before = Reached { position: std::mem::replace(&mut self.position, last), entries, hidden };
         self.page_before.clone_from(&before.position);
-        let objects = page.objects.iter();
-        let keys = objects.filter_map(|object| Some((object.key.strip_prefix(prefix)?, object)));
-        let windows = self.frames.cut(&self.bounds, &before.position, keys, upto.as_deref());
+        let windows = self.frames.cut(&self.bounds, &before.position, (prefix, page.objects), upto.as_deref());
         self.is_listed = is_end;
         self.apply(context, windows, in_flight.asked_ns, before).await
     }
