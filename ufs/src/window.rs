@@ -143,6 +143,8 @@ pub fn is_name(name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn object(key: &str) -> ObjectMeta {
@@ -220,12 +222,12 @@ mod tests {
         }
     }
 
-    proptest::proptest! {
+    proptest! {
         #[test]
         fn no_name_comes_before_the_first_open_one(position in "[a.0/-]{1,5}", name in "[a.0-]{1,5}") {
             let open = first_open_name(position.as_bytes(), |_| false);
             let is_before = name.as_bytes() < open && is_name(name.as_bytes());
-            proptest::prop_assert!(!is_before || place_cmp(name.as_bytes(), position.as_bytes()) != Ordering::Greater);
+            prop_assert!(!is_before || place_cmp(name.as_bytes(), position.as_bytes()) != Ordering::Greater);
         }
     }
 
