@@ -7,6 +7,7 @@ mod clients;
 mod clock;
 mod coherence;
 mod delegations;
+mod first_listing;
 mod group;
 pub mod harness;
 mod index;

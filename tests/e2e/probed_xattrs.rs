@@ -1,6 +1,6 @@
-//! What `ls -l` asks each file for, and most have not: labels, which it asks for once for all while no file has one, and
-//! access lists, of which the kernel keeps for each file that it has none. As soon as one has any, whoever asks finds it,
-//! on every mount.
+//! What `ls -l` asks each file for, and most have not: labels, which it asks for once for all while no file has one,
+//! and access lists, of which the kernel keeps for each file that it has none. As soon as one has any, whoever asks
+//! finds it, on every mount.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -63,5 +63,5 @@ pub use s3::{
 };
 pub use store::ByteStream;
 pub use ufs::{Contents, Probe, Ufs};
-pub use window::{Listed, Window, Windows, is_name, place_cmp};
+pub use window::{Listed, Window, Windows, first_open_name, is_name, place_cmp};
 pub use write::{MultipartUpload, PARTS_MAX, WRITE_NAME, named};

@@ -10,6 +10,7 @@ use cavern_conf::host;
 use cavern_proto::{Capabilities, Scheme};
 use futures::{FutureExt, future, stream};
 use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, Metadata, ObjectMeta, Precondition};
@@ -40,6 +41,8 @@ struct Objects {
     ignores_start_after: bool,
     /// `None` for all that a bucket in memory can do.
     capabilities: Option<Capabilities>,
+    /// Each page of the listings of this prefix takes one of these.
+    turns: Option<(String, Arc<Semaphore>)>,
 }
 
 /// How a bucket lists that does not in the order of keys: shard by shard, each in order.
@@ -155,6 +158,13 @@ impl MemoryBucket {
     /// From now on a page of a listing has so many entries at most.
     pub fn list_in_pages_of(&self, entries: usize) {
         self.objects.lock().page_max = Some(entries.max(1));
+    }
+
+    /// From now on each page of a listing of this very prefix takes one permit, and waits for it. There is none yet.
+    pub fn list_by_turns(&self, prefix: &str) -> Arc<Semaphore> {
+        let turns = Arc::new(Semaphore::new(0));
+        self.objects.lock().turns = Some((prefix.to_owned(), turns.clone()));
+        turns
     }
 
     /// From now on listings begin at the first key, whatever they are to begin behind.
@@ -317,7 +327,17 @@ impl MemoryBucket {
 
 impl ObjectStore for MemoryBucket {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
-        future::ready(Ok(self.page(request))).boxed()
+        let turns = match &self.objects.lock().turns {
+            Some((prefix, turns)) if prefix == request.prefix => Some(turns.clone()),
+            _ => None,
+        };
+        let Some(turns) = turns else { return future::ready(Ok(self.page(request))).boxed() };
+        async move {
+            // They are never closed.
+            turns.acquire().await.into_iter().for_each(SemaphorePermit::forget);
+            Ok(self.page(request))
+        }
+        .boxed()
     }
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {

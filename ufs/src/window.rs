@@ -125,6 +125,17 @@ pub fn place_cmp(name: &[u8], position: &[u8]) -> Ordering {
     name.iter().chain(b"/").cmp(position)
 }
 
+/// The first name that may still come after all that stands up to a position: no name before it does. Of those that are
+/// known otherwise `is_known` says so. Empty at the beginning of a listing.
+pub fn first_open_name(position: &[u8], is_known: impl Fn(&[u8]) -> bool) -> &[u8] {
+    // Its place is behind the position: it is the whole of that, or goes on there with what sorts before the `/`.
+    let is_open = |name: &&[u8]| match position.get(name.len()) {
+        None => true,
+        Some(next) => *next < b'/' && is_name(name) && !is_known(name),
+    };
+    (1..=position.len()).map(move |length| &position[..length]).find(is_open).unwrap_or_default()
+}
+
 /// Whether a key's component can be shown as a name.
 pub fn is_name(name: &[u8]) -> bool {
     cavern_posix::check_name(name).is_ok()
@@ -132,6 +143,8 @@ pub fn is_name(name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn object(key: &str) -> ObjectMeta {
@@ -186,6 +199,36 @@ mod tests {
         assert_eq!((names(&restart), windows.hidden, windows.exists), (vec![], 0, false));
         let first = windows.page(Some(&page(&["d/a", "d/b"], &[])), true);
         assert_eq!((first.after.as_slice(), names(&first)), (&b""[..], vec![("a", false), ("b", false)]));
+    }
+
+    #[test]
+    fn names_before_the_first_open_one_come_no_more() {
+        let open = |position: &str| {
+            let name = first_open_name(position.as_bytes(), |name| name == b"known");
+            String::from_utf8(name.to_vec()).unwrap()
+        };
+        for (position, name) in [
+            ("", ""),
+            ("0123", "0123"),
+            ("0123.jpg", "0123"),
+            ("img-1-2.jpg", "img"),
+            ("known-1-2.jpg", "known-1"),
+            // The directory itself has been listed.
+            ("img/", "img/"),
+            ("..x", "..x"),
+            ("\u{e9}-1", "\u{e9}"),
+        ] {
+            assert_eq!(open(position), name, "{position}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_name_comes_before_the_first_open_one(position in "[a.0/-]{1,5}", name in "[a.0-]{1,5}") {
+            let open = first_open_name(position.as_bytes(), |_| false);
+            let is_before = name.as_bytes() < open && is_name(name.as_bytes());
+            prop_assert!(!is_before || place_cmp(name.as_bytes(), position.as_bytes()) != Ordering::Greater);
+        }
     }
 
     #[test]

@@ -198,8 +198,18 @@ impl Metadata {
 
     /// Whether the master knows of any name in a directory but this one.
     pub(crate) async fn has_others(&self, directory: u64, name: &[u8]) -> Result<bool, ClientError> {
-        let page = self.ask_dir_page(directory, b"", 2, RetryPolicy::UntilDeadline).await?;
-        Ok(page.entries.iter().any(|entry| *entry.name != *name))
+        let mut after: Box<[u8]> = Box::default();
+        loop {
+            let page = self.ask_dir_page(directory, &after, 2, RetryPolicy::UntilDeadline).await?;
+            if page.entries.iter().any(|entry| *entry.name != *name) {
+                return Ok(true);
+            }
+            // While a directory is listed for the first time, an answer may have fewer than there are.
+            match page.entries.last() {
+                Some(last) if !page.end => after = last.name.clone(),
+                _ => return Ok(false),
+            }
+        }
     }
 
     /// Up to `limit` entries after `after`, recorded where they continue the listing.

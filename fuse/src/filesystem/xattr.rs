@@ -7,9 +7,9 @@
 //! The kernel remembers of no file that it has no label. So while no inode of any mount has one, it is answered that
 //! there is no such thing here (`EOPNOTSUPP`), and `ls -l` asks for no other on the device. Masters say in the mount
 //! table what may be there ([`Client::may_have_probed`](cavern_client::Client::may_have_probed)). Of access lists it is
-//! `ENODATA`, which the kernel remembers for each inode: another answer would be that of `open`, which it checks by them,
-//! and `cp -a` fails without a default list of a directory. And names are listed always: to `tar` and `getfattr` a
-//! refused list is a failure.
+//! `ENODATA`, which the kernel remembers for each inode: another answer would be that of `open`, which it checks by
+//! them, and `cp -a` fails without a default list of a directory. And names are listed always: to `tar` and `getfattr`
+//! a refused list is a failure.
 
 use std::sync::Arc;
 

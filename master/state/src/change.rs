@@ -12,7 +12,7 @@ use crate::records::{is_directory, links};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A name leads elsewhere. `first_fill` is set for a name that appears in a directory whose listing was never
-    /// complete: nobody can have seen that directory whole.
+    /// complete: nobody can have seen more of that directory than its beginning.
     Entry {
         parent: u64,
         name: Bytes,

@@ -1,7 +1,8 @@
 //! Lists one directory of a mount and brings the namespace in line, page by page, in bounded memory.
 //!
-//! What is there comes into the namespace with its page. What is absent goes when the listing has come to its end: only
-//! then is it known that the bucket has listed in the order of keys, and has left nothing for later.
+//! What is there comes into the namespace with its page, and whoever reads the directory for the first time is given it
+//! then. What is absent goes when the listing has come to its end: only then is it known that the bucket has listed in
+//! the order of keys, and has left nothing for later.
 
 use std::pin::pin;
 
@@ -101,6 +102,7 @@ impl Listings {
             };
             if page.as_ref().is_some_and(|page| page.restarts) {
                 absent = Absent::default();
+                flight.disordered();
             }
             let window = windows.page(page.as_ref(), matches!(known, Some(None)));
             if let Some(None) = known {
@@ -116,10 +118,16 @@ impl Listings {
                 break is_complete;
             }
             let apply = async {
-                match mount.is_fs_mode() {
-                    true => self.adopt(directory, mount, window, WindowTail::Unknown).await,
-                    false => self.apply_window(directory, mount, flight, window, WindowEnd::More(&mut absent)).await,
+                if mount.is_fs_mode() {
+                    let adopted = self.adopt(directory, mount, window, WindowTail::Unknown).await?;
+                    flight.advance(&[]).await;
+                    return Ok(adopted);
                 }
+                let place = window.upto.clone().unwrap_or_default();
+                let end = WindowEnd::More(&mut absent);
+                let applied = self.apply_window(directory, mount, flight, window, end).await?;
+                self.advance(directory.inode, flight, &place).await;
+                Ok::<_, WorkError>(applied)
             };
             let applied;
             (page, applied) = match known {
@@ -127,7 +135,6 @@ impl Listings {
                 None => tokio::try_join!(next, apply)?,
             };
             *counts += applied;
-            flight.advance();
         };
         counts.hidden = windows.hidden;
         self.0.metrics.directories.inc();
@@ -135,6 +142,16 @@ impl Listings {
             *counts += self.remove_directory(directory).await?;
         }
         Ok(is_complete)
+    }
+
+    /// Lets readers go on as far as all names are known. One that may still come would have them wait page after page,
+    /// as `img` does where `img-1`, `img-2` and so on are before the `img/` that there may be: the bucket is asked.
+    async fn advance(&self, inode: u64, flight: &Flight, place: &[u8]) {
+        if let Some(open) = flight.advance(place).await
+            && Box::pin(self.refresh_name(inode, &open, CheckReason::Unknown)).await.is_ok()
+        {
+            flight.advance(place).await;
+        }
     }
 
     /// Applies one window.

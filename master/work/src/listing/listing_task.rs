@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use bytes::Bytes;
 use cavern_state::namespace::ListingCounts;
+use cavern_ufs::first_open_name;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -18,8 +19,12 @@ const CHECKS_MAX: usize = 65_536;
 /// How far a listing has come.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// This many pages are in the namespace, and more follow.
-    Running(u64),
+    /// Names before this one are in the namespace as the bucket has listed them; `None` before the first page.
+    Running {
+        known_before: Option<Bytes>,
+    },
+    /// The store has turned out to list in no order, and the listing has begun anew: before any name there may be more.
+    Disordered,
     Ended(Result<ListingCounts, Arc<WorkError>>),
 }
 
@@ -44,7 +49,7 @@ impl Flight {
             created: Instant::now(),
             began_ns: AtomicI64::new(0),
             has_applied: AtomicBool::new(false),
-            progress: watch::Sender::new(Progress::Running(0)),
+            progress: watch::Sender::new(Progress::Running { known_before: None }),
             step: tokio::sync::Mutex::new(()),
             checks: Mutex::default(),
         }
@@ -52,7 +57,17 @@ impl Flight {
 
     /// Notes the time of the first LIST.
     pub fn begin(&self, now_ns: i64) {
+        self.progress.send_modify(|progress| {
+            if let Progress::Running { known_before: Some(before) } = progress {
+                *before = Bytes::new();
+            }
+        });
         self.began_ns.store(now_ns, Ordering::Release);
+    }
+
+    /// When its first LIST was sent, on the master's clock; 0 before that.
+    pub fn began_ns(&self) -> i64 {
+        self.began_ns.load(Ordering::Acquire)
     }
 
     /// Notes that something of it goes into the namespace.
@@ -97,13 +112,27 @@ impl Flight {
         self.checks.lock().iter().filter(|(_, asked)| **asked >= began).map(|(name, _)| name.clone()).collect()
     }
 
-    /// One more page is in the namespace, and it was not the last.
-    pub fn advance(&self) {
+    /// All that stands up to a place is in the namespace, and more may follow. Gives the first name that may, if that
+    /// has been the first one before.
+    pub async fn advance(&self, place: &[u8]) -> Option<Bytes> {
+        // What the bucket says of a name that is checked is in the namespace by then.
+        let _step = self.step.lock().await;
+        let checked = self.checked_names();
+        let open = first_open_name(place, |name| checked.contains(name));
+        let mut still_open = None;
         self.progress.send_modify(|progress| {
-            if let Progress::Running(pages) = progress {
-                *pages += 1;
+            let Progress::Running { known_before } = progress else { return };
+            match &mut *known_before {
+                Some(before) if *before == open => still_open = Some(before.clone()).filter(|name| !name.is_empty()),
+                known_before => *known_before = Some(Bytes::copy_from_slice(open)),
             }
         });
+        still_open
+    }
+
+    /// The store lists in no order: nothing is known by what has been listed before now.
+    pub fn disordered(&self) {
+        self.progress.send_replace(Progress::Disordered);
     }
 
     pub fn end(&self, result: Result<ListingCounts, WorkError>) {
@@ -114,21 +143,22 @@ impl Flight {
     pub async fn ended(&self) -> Result<ListingCounts, WorkError> {
         match self.wait(|progress| matches!(progress, Progress::Ended(_))).await {
             Progress::Ended(result) => Ok(result?),
-            Progress::Running(_) => Err(WorkError::stopping()),
+            Progress::Running { .. } | Progress::Disordered => Err(WorkError::stopping()),
         }
     }
 
     /// Waits for the first page or the end, whichever comes first.
     pub async fn first_page(&self) -> Progress {
-        self.wait(|progress| !matches!(progress, Progress::Running(0))).await
+        self.wait(|progress| !matches!(progress, Progress::Running { known_before: None })).await
     }
 
-    async fn wait(&self, is_enough: impl FnMut(&Progress) -> bool) -> Progress {
+    /// Waits until it is as far as is wanted. It is at its end at some time.
+    pub async fn wait(&self, is_enough: impl FnMut(&Progress) -> bool) -> Progress {
         let mut progress = self.progress.subscribe();
         // The sender lives in `self`, so the channel cannot be closed.
         match progress.wait_for(is_enough).await {
             Ok(progress) => progress.clone(),
-            Err(_) => Progress::Running(0),
+            Err(_) => Progress::Running { known_before: None },
         }
     }
 }

@@ -315,6 +315,13 @@ impl WatchHub {
         }
     }
 
+    /// Registers a watch of the names before this one, in a directory that is being listed for the first time.
+    pub fn watch_names_before(&self, session: u64, directory: u64, before: &[u8]) {
+        if session != 0 {
+            self.state.lock().watches.watch_names_before(session, directory, before);
+        }
+    }
+
     /// Registers watches of directories of which any names may be known, and that others are not there.
     pub fn watch_directories(&self, session: u64, directories: impl IntoIterator<Item = u64>) {
         let mut state = self.state.lock();

@@ -67,11 +67,13 @@ struct Directory {
     /// Have asked about so many names that they are not told apart.
     many: SessionSet,
     names: HashMap<u64, SessionSet>,
+    /// Have read, while it was listed for the first time, all names before this one. Each is in `whole` as well.
+    begun: HashMap<u64, Box<[u8]>>,
 }
 
 impl Directory {
     fn is_unknown(&self) -> bool {
-        self.whole.is_empty() && self.many.is_empty() && self.names.is_empty()
+        self.whole.is_empty() && self.many.is_empty() && self.names.is_empty() && self.begun.is_empty()
     }
 }
 
@@ -181,6 +183,18 @@ impl WatchRegistry {
         });
     }
 
+    /// A session is about to be answered which names there are before this one, in a directory that is being listed for
+    /// the first time.
+    pub(super) fn watch_names_before(&mut self, session: u64, directory: u64, before: &[u8]) {
+        self.watch_directory(session, directory);
+        self.watch(session, |watches, _| {
+            let known = watches.directories.entry(directory).or_default().begun.entry(session).or_default();
+            if **known < *before {
+                *known = before.into();
+            }
+        });
+    }
+
     /// A session knows an inode, whatever its name is or will be.
     pub(super) fn watch_inode(&mut self, session: u64, inode: u64) {
         self.watch(session, |watches, known| {
@@ -209,6 +223,7 @@ impl WatchRegistry {
             let watched = slot.get_mut();
             watched.whole.remove(session);
             watched.many.remove(session);
+            watched.begun.remove(&session);
             names.few.into_iter().for_each(|hash| watched.forget_name(session, hash));
             if watched.is_unknown() {
                 slot.remove();
@@ -256,11 +271,14 @@ impl WatchRegistry {
     }
 
     /// Calls `found` for every session that can have seen what a name led to. With `first_fill` the directory was never
-    /// listed whole: nobody has seen it. A session may be found more than once.
+    /// listed whole: nobody has seen more of it than its beginning. A session may be found more than once.
     pub(super) fn of_name(&self, directory: u64, name: &[u8], first_fill: bool, mut found: impl FnMut(u64)) {
         self.of_anything(&mut found);
         let Some(watched) = self.directories.get(&directory) else { return };
-        if !first_fill {
+        if first_fill {
+            let has_read = watched.begun.iter().filter(|(_, before)| name < &***before);
+            has_read.for_each(|(session, _)| found(*session));
+        } else {
             watched.whole.0.iter().for_each(|session| found(*session));
         }
         watched.many.0.iter().for_each(|session| found(*session));
@@ -349,6 +367,21 @@ mod tests {
         assert_eq!(of_name(&watches, 10, "a", false), [1]);
         watches.begin(1);
         assert_eq!(of_name(&watches, 10, "a", false), Vec::<u64>::new());
+        assert!(watches.directories.is_empty());
+    }
+
+    #[test]
+    fn who_has_read_a_part_of_what_is_being_filled_is_concerned_by_that_part() {
+        let mut watches = with_sessions(&[1, 2]);
+        watches.watch_names_before(1, 10, b"m");
+        watches.watch_names_before(1, 10, b"f");
+        watches.watch_names_before(2, 10, b"f");
+        let filled = |name| of_name(&watches, 10, name, true);
+        assert_eq!((filled("a"), filled("f"), filled("m")), (vec![1, 2], vec![1], vec![]));
+        assert_eq!(of_name(&watches, 10, "x", false), [1, 2]);
+        watches.end(1);
+        assert_eq!(of_name(&watches, 10, "a", true), [2]);
+        watches.end(2);
         assert!(watches.directories.is_empty());
     }
 

@@ -2,9 +2,9 @@
 //!
 //! What is known of the name is answered. Where it is not known, the directory is listed first: begun, or joined, and
 //! waited for as far as a page or its end; or listed anew, if its listing is older than the mount allows. A name that
-//! the first page lacks is asked of the bucket alone, as is each name that a client has changed there. Then it is read
-//! again: it is known, or absent. The bucket is asked for the attributes that it keeps, where they are unknown. All of
-//! this is done once more if a session returned something meanwhile, which it may have answered for.
+//! the listing has not passed is asked of the bucket alone, as is each name that a client has changed there. Then it is
+//! read again: it is known, or absent. The bucket is asked for the attributes that it keeps, where they are unknown.
+//! All of this is done once more if a session returned something meanwhile, which it may have answered for.
 
 use bytes::Bytes;
 use cavern_posix::check_name;
@@ -55,24 +55,27 @@ impl Lookup<'_> {
         match found {
             Some(found) if mount.is_fs_mode() || directory.record.listed_ns != 0 => self.known(&directory, Some(found)),
             // Most look-ups do without these.
-            found if directory.record.listed_ns == 0 => Box::pin(self.list(&directory, found)).await,
+            found if directory.record.listed_ns == 0 => Box::pin(self.list(&directory, &mount, found)).await,
             _ => Box::pin(self.renew(&directory, &mount)).await,
         }
     }
 
     /// The listing of the directory begins now, and is waited for as far as its first page, or to its end.
-    async fn list(&self, directory: &Directory, found: Option<Found>) -> Result<Entry, WorkError> {
-        let is_whole = match self.lookups.listings.start(directory.inode) {
+    async fn list(&self, directory: &Directory, mount: &OpenMount, found: Option<Found>) -> Result<Entry, WorkError> {
+        let is_known = match self.lookups.listings.start(directory.inode) {
             // Of what follows the first page the bucket would be asked name by name.
             Ok(flight) if self.lookups.listings_only => flight.ended().await.map(|_| true),
             Ok(flight) => match flight.first_page().await {
-                Progress::Running(_) => Ok(false),
+                Progress::Running { known_before: Some(before) } if before > *self.name => {
+                    Ok(self.may_be_absent(mount, flight.began_ns()))
+                }
+                Progress::Running { .. } | Progress::Disordered => Ok(false),
                 Progress::Ended(Ok(_)) => Ok(true),
                 Progress::Ended(Err(error)) => Err(error.into()),
             },
             Err(error) => Err(error),
         };
-        match (is_whole, found) {
+        match (is_known, found) {
             (Ok(true), _) => self.listed().await,
             (Ok(false), _) => match self.lookups.read_name(self.parent, self.name).await? {
                 (directory, Some(found)) => self.known(&directory, Some(found)),
@@ -82,6 +85,13 @@ impl Lookup<'_> {
             (Err(failed), Some(found)) if !failed.is_not_found() => self.known(directory, Some(found)),
             (Err(failed), _) => Err(failed),
         }
+    }
+
+    /// Whether a name is absent that a listing of this time, which is not at its end, has not had.
+    fn may_be_absent(&self, mount: &OpenMount, listed_ns: i64) -> bool {
+        let ttl = mount.mount.listing_ttl();
+        mount.mount.consistency() != Consistency::Always
+            && ttl.is_none_or(|ttl| !self.lookups.reader.is_older(listed_ns, ttl))
     }
 
     /// Before an absence is answered: a newer listing, if the one there is has reached its age and the bucket answers
