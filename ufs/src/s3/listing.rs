@@ -85,9 +85,9 @@ struct Object {
 pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
     let mut objects = Vec::new();
     let mut prefixes = Vec::new();
-    let mut is_encoded = false;
-    let mut is_truncated = false;
-    let mut next = None;
+    let mut is_encoded = Ok(false);
+    let mut is_truncated = Ok(None);
+    let mut next: Option<Text> = None;
     let mut object = Object::default();
     let mut has_root = false;
     walk(document, |path, text| match *path {
@@ -100,14 +100,15 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
         }
         ["ListBucketResult", "Contents", "ETag"] => object.etag = unquoted(text.unwrap_or_default()).to_owned(),
         ["ListBucketResult", "CommonPrefixes", "Prefix"] => prefixes.push(text.map(str::to_owned)),
-        ["ListBucketResult", "EncodingType"] => is_encoded = text == Some("url"),
-        ["ListBucketResult", "IsTruncated"] => is_truncated = text == Some("true"),
-        ["ListBucketResult", "NextContinuationToken"] => next = text.map(str::to_owned),
+        ["ListBucketResult", "EncodingType"] => is_encoded = encoding(text),
+        ["ListBucketResult", "IsTruncated"] => is_truncated = truncation(text),
+        ["ListBucketResult", "NextContinuationToken"] => next = Some(text.map(str::to_owned)),
         _ => {}
     })?;
     if !has_root {
         return Err("the answer to a LIST is no ListBucketResult".to_owned());
     }
+    let is_encoded = is_encoded?;
     let mut answer = StorePage::default();
     answer.page.objects.reserve_exact(objects.len());
     for object in objects {
@@ -122,22 +123,43 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
             None => answer.page.hidden += 1,
         }
     }
-    answer.next = match next {
-        _ if !is_truncated => None,
-        Some(token) if !token.is_empty() => Some(token),
-        _ => return Err("the listing goes on, but has no NextContinuationToken".to_owned()),
+    let next = next.filter(|token| token.as_deref() != Some(""));
+    answer.next = match (is_truncated?.unwrap_or(next.is_some()), next.flatten()) {
+        (false, _) => None,
+        (true, Some(token)) => Some(token),
+        (true, None) => return Err("the listing goes on, but has no NextContinuationToken that can be read".to_owned()),
     };
     Ok(answer)
+}
+
+/// Whether the keys of a document are percent-encoded, as its `EncodingType` says.
+fn encoding(text: Option<&str>) -> Result<bool, String> {
+    match text.map(str::trim) {
+        Some("url") => Ok(true),
+        Some("") => Ok(false),
+        _ => Err("its EncodingType is not url, which was asked for".to_owned()),
+    }
+}
+
+/// Whether a listing goes on, as `IsTruncated` says; `None` where it says nothing. What cannot be read must not be
+/// taken for the end: all that would follow is gone then.
+fn truncation(text: Option<&str>) -> Result<Option<bool>, String> {
+    match text.map(|text| text.trim().to_ascii_lowercase()).as_deref() {
+        Some("true" | "1") => Ok(Some(true)),
+        Some("false" | "0") => Ok(Some(false)),
+        Some("") => Ok(None),
+        _ => Err("its IsTruncated is neither true nor false".to_owned()),
+    }
 }
 
 /// The id of the newest version of a key with this ETag, in the answer to [`versions_query`]. The error says what is
 /// wrong with the document.
 pub(crate) fn find_version(document: &[u8], key: &str, etag: &str) -> Result<Option<String>, String> {
-    let (mut has_root, mut is_encoded) = (false, false);
+    let (mut has_root, mut is_encoded) = (false, Ok(false));
     let (mut versions, mut version) = (Vec::new(), (None, None, None));
     walk(document, |path, text| match *path {
         ["ListVersionsResult"] => has_root = true,
-        ["ListVersionsResult", "EncodingType"] => is_encoded = text == Some("url"),
+        ["ListVersionsResult", "EncodingType"] => is_encoded = encoding(text),
         ["ListVersionsResult", "Version"] => versions.push(std::mem::take(&mut version)),
         ["ListVersionsResult", "Version", "Key"] => version.0 = text.map(str::to_owned),
         ["ListVersionsResult", "Version", "ETag"] => version.1 = text.map(str::to_owned),
@@ -147,6 +169,7 @@ pub(crate) fn find_version(document: &[u8], key: &str, etag: &str) -> Result<Opt
     if !has_root {
         return Err("the answer to a listing of versions is no ListVersionsResult".to_owned());
     }
+    let is_encoded = is_encoded?;
     let id = versions.into_iter().find_map(|(of, tag, id)| {
         let is_it = unquoted(tag.as_deref()?) == etag && decoded(of, is_encoded)? == key;
         id.filter(|id| is_it && !id.is_empty())
@@ -240,7 +263,7 @@ const DEPTH: usize = 16;
 struct Element {
     name: String,
     text: String,
-    /// It has something that is no text.
+    /// It has something that is no text, or attributes that cannot be read.
     is_broken: bool,
     /// Its text is percent-encoded.
     is_encoded: bool,
@@ -248,9 +271,9 @@ struct Element {
 
 impl Element {
     fn begin(&mut self, start: &BytesStart<'_>) {
-        let mark = start.try_get_attribute("Encoded").ok().flatten();
-        self.is_encoded = mark.is_some_and(|mark| mark.value == "true");
-        self.is_broken = false;
+        let mark = start.try_get_attribute("Encoded");
+        self.is_broken = mark.is_err();
+        self.is_encoded = mark.ok().flatten().is_some_and(|mark| mark.value == "true");
         self.text.clear();
         self.name.clear();
         self.name.push_str(start.local_name().as_ref());
@@ -437,6 +460,80 @@ mod tests {
         // A token on the last page means nothing.
         let last = document("", token);
         assert_eq!(parse(last.as_bytes()).unwrap().next, None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_the_end() {
+        let answer = |said: &str| {
+            let token = "<NextContinuationToken>t</NextContinuationToken>";
+            let page = parse(format!("<ListBucketResult>{said}{token}</ListBucketResult>").as_bytes());
+            page.map(|page| page.next.is_some())
+        };
+        for goes_on in ["true", " true\n", "True", "1"] {
+            assert_eq!(answer(&format!("<IsTruncated>{goes_on}</IsTruncated>")), Ok(true), "{goes_on}");
+        }
+        for end in ["false", "FALSE", "0"] {
+            assert_eq!(answer(&format!("<IsTruncated>{end}</IsTruncated>")), Ok(false), "{end}");
+        }
+        // The token says so.
+        assert_eq!((answer(""), answer("<IsTruncated/>")), (Ok(true), Ok(true)));
+        assert_eq!(parse(b"<ListBucketResult/>").unwrap().next, None);
+        let unread = b"<ListBucketResult><NextContinuationToken>t&x;</NextContinuationToken></ListBucketResult>";
+        assert!(parse(unread).unwrap_err().contains("NextContinuationToken"));
+        for neither in ["yes", "true&x;", "true<x/>false"] {
+            let error = answer(&format!("<IsTruncated>{neither}</IsTruncated>")).unwrap_err();
+            assert!(error.contains("IsTruncated"), "{neither}: {error}");
+        }
+    }
+
+    #[test]
+    fn keys_in_an_unknown_encoding_are_no_keys() {
+        for (encoding, key) in [("url", "a/b"), (" url ", "a/b"), ("", "a%2Fb")] {
+            let encoding = format!("<EncodingType>{encoding}</EncodingType>");
+            let page = parse(document(&encoding, &object("a%2Fb")).as_bytes()).unwrap().page;
+            assert_eq!(page.objects[0].key, key, "{encoding}");
+        }
+        for encoding in ["base64", "u&x;rl"] {
+            let encoding = format!("<EncodingType>{encoding}</EncodingType>");
+            let error = parse(document(&encoding, &object("a%2Fb")).as_bytes()).unwrap_err();
+            assert!(error.contains("EncodingType"), "{error}");
+            let versions = format!("<ListVersionsResult>{encoding}</ListVersionsResult>");
+            assert_eq!(find_version(versions.as_bytes(), "k", "e"), Err(error));
+        }
+    }
+
+    #[test]
+    fn an_element_has_its_own_text_and_nothing_of_those_before_it() {
+        let document = "<!DOCTYPE a [<!ENTITY x \"y\">]><a>1<b Encoded=\"true\">%41&x;</b>2<b>%42</b><b/>\
+             <n:b>&lt;<d><![CDATA[<&]]></d><!-- no --><?no?>&#62;</n:b><b Encoded=\"true\">%43</b><b Encoded=x>4</b>\
+             <b Encoded=\"true\">%FF</b><b>5</b>3</a>";
+        let mut said = Vec::new();
+        walk(document.as_bytes(), |path, text| said.push((path.join("/"), text.map(str::to_owned)))).unwrap();
+        let expected = [
+            ("a/b", None),
+            ("a/b", Some("%42")),
+            ("a/b", Some("")),
+            ("a/b/d", Some("<&")),
+            ("a/b", Some("<>")),
+            ("a/b", Some("C")),
+            ("a/b", None),
+            ("a/b", None),
+            ("a/b", Some("5")),
+            ("a", Some("123")),
+        ];
+        assert_eq!(said, expected.map(|(path, text)| (path.to_owned(), text.map(str::to_owned))));
+    }
+
+    #[test]
+    fn elements_that_nobody_knows_hide_nothing_beside_them() {
+        let nested = |depth: usize| format!("{}x{}", "<Key>".repeat(depth), "</Key>".repeat(depth));
+        let listing = |depth: usize| {
+            let contents = object("a").replace("<Size>", &format!("<Other>{}</Other><Size>", nested(depth)));
+            parse(document("", &[contents, object("b")].concat()).as_bytes())
+        };
+        let page = listing(DEPTH - 3).unwrap().page;
+        assert_eq!(page.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(listing(DEPTH - 2).unwrap_err().contains("deeply"));
     }
 
     #[test]
