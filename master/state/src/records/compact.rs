@@ -61,6 +61,9 @@ fn kind_read(stored: i32) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use cavern_proto::record::{Cut, StoredAttributes};
+
     use super::*;
 
     #[test]
@@ -80,5 +83,48 @@ mod tests {
                 assert_eq!(decode_dentry(&encode_dentry(&dentry)).unwrap(), dentry);
             }
         }
+    }
+
+    fn version_of(record: &InodeRecord) -> InodeVersion {
+        let InodeRecord { etag_md5, size, mtime_ns, etag_text, .. } = record.clone();
+        InodeVersion { etag_md5, size, mtime_s: 0, mtime_ns, etag_text }
+    }
+
+    #[test]
+    fn a_listing_is_compared_by_what_the_record_says() {
+        let other = InodeRecord { size: 7, mtime_ns: 9, etag_text: "e".to_owned(), ..InodeRecord::default() };
+        for mtime_ns in [0, 1, -SECOND_NS, 1_800_000_000 * SECOND_NS, 1_800_000_000 * SECOND_NS + 1] {
+            for (etag_md5, etag_text) in [(Bytes::from_static(&[7; 16]), ""), (Bytes::new(), "abc-12")] {
+                let record = InodeRecord {
+                    kind: Kind::File as i32,
+                    parent: 1 << 40,
+                    mount_id: 3,
+                    name: Bytes::from_static(b"\xffname"),
+                    etag_md5,
+                    etag_text: etag_text.to_owned(),
+                    size: 1 << 50,
+                    mtime_ns,
+                    ctime_ns: 11,
+                    atime_ns: Some(12),
+                    target: Bytes::from_static(b"../target"),
+                    stored: Some(StoredAttributes { own: true, mtime_ns: Some(13), ..StoredAttributes::default() }),
+                    cuts: vec![Cut { from: 14, generation: 15 }, Cut { from: 16, generation: 17 }],
+                    entries: Some(18),
+                    allocated: Some(19),
+                    btime_ns: Some(20),
+                    ..InodeRecord::default()
+                };
+                let stored = encode_inode(&record);
+                assert_eq!(decode_version(&stored).unwrap(), version_of(&record));
+                assert_eq!(decode_version(&record.encode_to_vec()).unwrap(), version_of(&record), "in full");
+                // Of a field that is there several times the last counts, as for the record.
+                for twice in [[encode_inode(&other), stored.clone()].concat(), [stored, encode_inode(&other)].concat()]
+                {
+                    let read = decode_inode(&twice).unwrap();
+                    assert_eq!(decode_version(&twice).unwrap(), version_of(&read));
+                }
+            }
+        }
+        assert!(decode_version(b"\xff").is_err());
     }
 }

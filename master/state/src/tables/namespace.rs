@@ -319,29 +319,126 @@ mod tests {
     use super::*;
     use crate::database::Database;
     use crate::transaction::Transaction;
+    use crate::write_batch_overlay::WriteBatchOverlay;
+
+    /// What changes write, before it is written.
+    fn unwritten(database: &Database, change: impl FnOnce(&mut Transaction<'_>)) -> WriteBatchOverlay {
+        let mut transaction = Transaction::new(database).unwrap();
+        change(&mut transaction);
+        transaction.finish().unwrap().0
+    }
+
+    fn write(database: &Database, changes: WriteBatchOverlay) {
+        database.write(changes.into_batch(database)).unwrap();
+    }
+
+    /// What a listing is compared by, by the records and without them.
+    #[track_caller]
+    fn versions(tables: Tables<'_>, asked: &[u64]) -> Vec<Option<(u64, String, i64)>> {
+        let records = tables.inodes(asked.iter().copied()).unwrap().into_iter();
+        let expected: Vec<_> =
+            records.map(|found| found.map(|record| (record.size, record.etag_text, record.mtime_ns))).collect();
+        let versions = tables.versions(asked).unwrap().into_iter();
+        let versions: Vec<_> =
+            versions.map(|found| found.map(|version| (version.size, version.etag_text, version.mtime_ns))).collect();
+        assert_eq!(versions, expected, "{asked:?}");
+        versions
+    }
 
     #[test]
     fn versions_are_those_of_the_inodes_in_the_order_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
-        let mut transaction = Transaction::new(&database).unwrap();
-        for inode in (1..1000_u64).filter(|inode| !inode.is_multiple_of(7)) {
-            let record = InodeRecord { size: inode, etag_text: format!("e{inode}"), ..InodeRecord::default() };
-            transaction.put_inode(inode, record);
-        }
-        let (written, _) = transaction.finish().unwrap();
-        database.write(written.into_batch(&database)).unwrap();
-        let tables = Tables::new(&database);
+        let first = unwritten(&database, |transaction| {
+            for inode in (1..1000_u64).filter(|inode| !inode.is_multiple_of(7)) {
+                // Each other one is of a whole second.
+                let mtime_ns = 1_800_000_000_000_000_000 + i64::from(inode.is_multiple_of(2));
+                let etag_text = format!("e{inode}");
+                transaction.put_inode(inode, InodeRecord { size: inode, mtime_ns, etag_text, ..Default::default() });
+            }
+        });
+        write(&database, first);
         let in_a_row: Vec<u64> = (1..300).rev().collect();
         let scattered: Vec<u64> = (0..40).map(|number| number * 30).collect();
         let runs: Vec<u64> = [500..600, 1..100, 550..560, 980..1020].into_iter().flatten().collect();
-        for asked in [in_a_row, scattered, runs, vec![2000; 100], vec![5, 7], Vec::new()] {
-            let records = tables.inodes(asked.iter().copied()).unwrap().into_iter();
-            let expected: Vec<_> = records.map(|found| found.map(|record| (record.size, record.etag_text))).collect();
-            let versions = tables.versions(&asked).unwrap().into_iter();
-            let versions: Vec<_> =
-                versions.map(|found| found.map(|version| (version.size, version.etag_text))).collect();
-            assert_eq!(versions, expected, "{asked:?}");
+        let all = [in_a_row, scattered, runs, vec![2000; 100], vec![5, 7], Vec::new()];
+        let snapshot = database.raw().snapshot();
+        let (now, then) = (Tables::new(&database), Tables::at(&database, &snapshot));
+        let before: Vec<_> = all.iter().map(|asked| versions(now, asked)).collect();
+        assert!(before[0][0].as_ref().is_some_and(|(size, etag, _)| (*size, etag.as_str()) == (299, "e299")));
+        let second = unwritten(&database, |transaction| {
+            (50..80).chain(520..530).for_each(|inode| transaction.delete_inode(inode));
+            (90..99).for_each(|inode| transaction.put_inode(inode, InodeRecord { size: 7, ..Default::default() }));
+        });
+        let changed: Vec<_> = all.iter().map(|asked| versions(Tables::with(&database, &second), asked)).collect();
+        assert!(changed[0] != before[0] && changed[2] != before[2]);
+        write(&database, second);
+        for (asked, (before, changed)) in all.iter().zip(before.iter().zip(&changed)) {
+            assert_eq!((&versions(then, asked), &versions(now, asked)), (before, changed), "{asked:?}");
         }
+    }
+
+    /// Names of a directory behind one, and whether these are the last.
+    fn names(tables: Tables<'_>, directory: u64, after: Option<&str>, limit: usize) -> (Vec<String>, bool) {
+        let (entries, is_last) = tables.entries(directory, after.map(str::as_bytes), limit).unwrap();
+        let name = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
+        (entries.iter().map(|(of, _)| name(of)).collect(), is_last)
+    }
+
+    #[test]
+    fn a_scan_has_the_names_of_one_directory_as_they_are_or_were() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(dir.path(), 1 << 20).unwrap();
+        let file = |inode: u64| DentryRecord { inode, ..Default::default() };
+        let first = unwritten(&database, |transaction| {
+            for (directory, name) in [(254, "z"), (255, "a"), (255, "ab"), (255, "b"), (256, "c")] {
+                transaction.put_dentry(directory, name.as_bytes(), file(1000));
+            }
+        });
+        write(&database, first);
+        let snapshot = database.raw().snapshot();
+        let (now, then) = (Tables::new(&database), Tables::at(&database, &snapshot));
+        let said = |shown: &[&str], is_last| (shown.iter().map(ToString::to_string).collect::<Vec<_>>(), is_last);
+        assert_eq!(names(now, 255, None, 9), said(&["a", "ab", "b"], true));
+        assert_eq!(names(now, 255, None, 2), said(&["a", "ab"], false));
+        assert_eq!(names(now, 255, Some("a"), 9), said(&["ab", "b"], true));
+        assert_eq!(names(now, 255, Some("aa"), 1), said(&["ab"], false));
+        assert_eq!(names(now, 255, Some("b"), 9), said(&[], true));
+        assert_eq!((names(now, 253, None, 9), names(now, 257, None, 9)), (said(&[], true), said(&[], true)));
+        let second = unwritten(&database, |transaction| {
+            transaction.delete_dentry(255, b"ab");
+            transaction.put_dentry(255, b"c", file(1001));
+        });
+        assert_eq!(names(Tables::with(&database, &second), 255, None, 9), said(&["a", "b", "c"], true));
+        write(&database, second);
+        assert_eq!(names(now, 255, None, 9), said(&["a", "b", "c"], true));
+        assert_eq!(names(then, 255, None, 9), said(&["a", "ab", "b"], true));
+    }
+
+    /// A look at what is in memory ends where it would have to wait for the disk: nothing must be taken for absent.
+    #[test]
+    fn an_iteration_that_fails_is_no_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(dir.path(), 1 << 20).unwrap();
+        let inodes: Vec<u64> = (1..100).collect();
+        let all = unwritten(&database, |transaction| {
+            for inode in &inodes {
+                transaction.put_inode(*inode, InodeRecord { size: *inode, ..Default::default() });
+                transaction.put_dentry(1, format!("{inode:04}").as_bytes(), DentryRecord { inode: *inode, kind: 0 });
+            }
+        });
+        write(&database, all);
+        for family in [Family::Inode, Family::Dentry] {
+            database.raw().flush_cf(database.family(family)).unwrap();
+        }
+        drop(database);
+        let database = Database::open(dir.path(), 1 << 20).unwrap();
+        let on_disk = Tables::new(&database);
+        let scanned = on_disk.in_memory().entries(1, None, 1000).map(|(entries, _)| entries.len());
+        assert!(scanned.as_ref().is_err_and(StateError::needs_disk), "{scanned:?}");
+        let read = on_disk.in_memory().versions(&inodes);
+        assert!(read.as_ref().is_err_and(StateError::needs_disk), "{read:?}");
+        assert_eq!(on_disk.entries(1, None, 1000).unwrap().0.len(), inodes.len());
+        assert!(versions(on_disk, &inodes).iter().all(Option::is_some));
     }
 }
