@@ -584,6 +584,28 @@ mod tests {
         }
     }
 
+    /// What keys say of each directory, looked at one by one, and how many cannot be shown.
+    fn model(keys: &[String]) -> (BTreeMap<Path, BTreeMap<Bytes, bool>>, u64) {
+        let (mut names, mut hidden) = (BTreeMap::<Path, BTreeMap<Bytes, bool>>::new(), 0);
+        for key in keys {
+            let (mut path, mut components) = (Path::new(), key.split('/').peekable());
+            while let Some(name) = components.next() {
+                let is_directory = components.peek().is_some();
+                if !is_directory && name.is_empty() {
+                    break;
+                }
+                if !is_name(name.as_bytes()) {
+                    hidden += 1;
+                    break;
+                }
+                let name = Bytes::copy_from_slice(name.as_bytes());
+                *names.entry(path.clone()).or_default().entry(name.clone()).or_default() |= is_directory;
+                path.push(name);
+            }
+        }
+        (names, hidden)
+    }
+
     proptest! {
         /// Cut into ranges and pages in whatever way, each name that is at no edge is said once, and as in one listing.
         #[test]
@@ -594,18 +616,23 @@ mod tests {
         ) {
             let keys: Vec<_> = keys.into_iter().filter(|key| !key.is_empty()).collect();
             let whole = Bounds { after: String::new(), upto: None };
-            let (expected, windows) = listed(&mut Frames::at("", 0, 0), &whole, &keys, usize::MAX);
+            let mut all = Frames::at("", 0, 0);
+            let (expected, windows) = listed(&mut all, &whole, &keys, usize::MAX);
+            let named = expected.iter().filter(|(_, names)| !names.is_empty());
+            let named: BTreeMap<_, _> = named.map(|(path, names)| (path.clone(), names.clone())).collect();
+            prop_assert_eq!((named, all.hidden), model(&keys));
             prop_assert!(windows.iter().all(|window| window.is_whole && window.window.upto.is_none()));
             let mut said = BTreeMap::<Path, BTreeMap<Bytes, bool>>::new();
             let mut held = BTreeMap::<Path, Vec<Bytes>>::new();
             let edges: Vec<_> = cuts.iter().cloned().map(Some).chain([None]).collect();
-            let mut after = String::new();
+            let (mut after, mut hidden) = (String::new(), 0);
             for upto in edges {
                 let lies_in = |key: &&String| **key > after && upto.as_ref().is_none_or(|upto| *key <= upto);
                 let of_range: Vec<_> = keys.iter().filter(lies_in).cloned().collect();
                 let bounds = Bounds { after: after.clone(), upto: upto.clone() };
                 let mut frames = Frames::at(&after, 0, 0);
                 let (names, windows) = listed(&mut frames, &bounds, &of_range, page);
+                hidden += frames.hidden;
                 for (path, name) in frames.held_back() {
                     held.entry(path).or_default().push(name);
                 }
@@ -623,6 +650,7 @@ mod tests {
                 }
                 after = upto.unwrap_or_default();
             }
+            prop_assert_eq!(hidden, all.hidden);
             let prefix = |path: &Path| -> String {
                 path.iter().map(|name| format!("{}/", std::str::from_utf8(name).unwrap())).collect()
             };
