@@ -14,6 +14,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use support::master::{MOUNT_ROOT, ROOT};
 use support::{FakeMaster, config, connect, connect_with, until};
+use tonic::Status;
 
 /// Longer than whatever else ends trust.
 const LONG_LEASE: Duration = Duration::from_secs(600);
@@ -110,6 +111,18 @@ async fn a_listing_comes_in_pages_and_leaves_its_entries_in_the_cache() {
     assert!(page.end && page.entries.is_empty());
     let gone = metadata.read_dir(999_999, b"", 10).await;
     assert!(matches!(gone, Err(ClientError::Stale(_))), "{gone:?}");
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listing_that_breaks_off_does_not_end_there() {
+    let master = FakeMaster::start("broken").await;
+    master.put_file(MOUNT_ROOT, "a", "e", 1);
+    master.fail_listings(Status::not_found("the bucket is gone"));
+    let client = connect(&config(&master)).await;
+    // Whoever reads a directory takes ENOENT for its end.
+    let broken = client.metadata().read_dir(MOUNT_ROOT, b"", 10).await.unwrap_err();
+    assert!(matches!(&broken, ClientError::Stale(message) if message.contains("bucket is gone")), "{broken:?}");
     client.shutdown().await;
 }
 

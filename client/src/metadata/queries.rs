@@ -264,7 +264,11 @@ impl Metadata {
         let (mut entries, mut end, mut seq, mut known) = (Vec::new(), false, 0, None);
         while entries.len() < limit && !end {
             let page = match tokio::time::timeout(PAGE_WAIT, stream.next()).await {
-                Ok(Some(page)) => page.map_err(|status| inner.master.broken(status))?,
+                Ok(Some(page)) => page.map_err(|status| match ClientError::from(inner.master.broken(status)) {
+                    // Whoever reads a directory takes ENOENT for its end.
+                    ClientError::NotFound(message) => ClientError::Stale(message),
+                    error => error,
+                })?,
                 Ok(None) => break,
                 Err(_elapsed) => {
                     let waited_ms = PAGE_WAIT.as_millis() as u64;

@@ -95,6 +95,8 @@ pub struct State {
     acknowledged: u64,
     invalidated: u64,
     counts: HashMap<&'static str, u64>,
+    /// What listings end with, before they are complete.
+    listings_fail: Option<Status>,
 }
 
 impl FakeMaster {
@@ -223,6 +225,11 @@ impl FakeMaster {
     /// As if all that is read of its stream were of long ago.
     pub fn deafen(&self, deaf: bool) {
         self.service.deaf.store(deaf, Ordering::Relaxed);
+    }
+
+    /// Listings of directories break off from now on, behind all of their entries.
+    pub fn fail_listings(&self, status: Status) {
+        self.service.state.lock().listings_fail = Some(status);
     }
 
     pub fn configure(&self, change: impl FnOnce(&mut Mount)) {
@@ -517,7 +524,8 @@ impl Namespace for Service {
         let names = state.names.range(from.clone()..(request.inode + 1, Vec::new()));
         let mut inodes: Vec<u64> = names.filter(|(key, _)| **key != from).map(|(_, inode)| *inode).collect();
         let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
-        let end = inodes.len() <= limit;
+        let failed = state.listings_fail.clone();
+        let end = inodes.len() <= limit && failed.is_none();
         inodes.truncate(limit);
         let entries: Vec<Entry> =
             inodes.into_iter().map(|inode| Entry { key: String::new(), ..state.entry(inode).unwrap() }).collect();
@@ -535,9 +543,9 @@ impl Namespace for Service {
             .collect();
         if answers.is_empty() {
             let event_seq = state.seq;
-            answers.push(ReadDirPage { directory: Some(directory), entries: vec![], end: true, event_seq });
+            answers.push(ReadDirPage { directory: Some(directory), entries: vec![], end, event_seq });
         }
-        Ok(Response::new(Box::pin(tokio_stream::iter(answers.into_iter().map(Ok)))))
+        Ok(Response::new(Box::pin(tokio_stream::iter(answers.into_iter().map(Ok).chain(failed.map(Err))))))
     }
 
     async fn refresh_listings(

@@ -1,13 +1,19 @@
 //! Directories that are read while they are listed for the first time.
 
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use cavern_proto::ROOT_INODE;
 use cavern_proto::master::ReadDirRequest;
 use cavern_proto::master::namespace_server::Namespace;
+use cavern_security::{Identity, Role};
 use cavern_ufs::MemoryBucket;
 use cavern_work::listing::CheckReason;
 use futures::StreamExt;
 use tonic::Request;
 
 use super::harness::{TestMaster, metric, name, new_bucket};
+use crate::service::Peer;
 
 /// A directory that was never listed, with objects of these names and what they say is below it.
 async fn unlisted(names: &[String]) -> (TestMaster, MemoryBucket, u64) {
@@ -113,5 +119,70 @@ async fn who_has_read_a_part_of_what_turns_out_to_be_in_no_order_is_told() {
     assert!(error.contains("lists in no order") && error.contains("read it from its beginning"), "{error}");
     turns.add_permits(100);
     assert_eq!(read(&master, directory, "", 100).await, Ok((names, true)));
+
+    // From then on no part of a directory of that store is given before the whole is known.
+    bucket.put("next/a", "1");
+    bucket.put("next/b", "1");
+    let lookups = &master.services().lookups;
+    let root = lookups.resolve("/m").await.unwrap().attr.unwrap().inode;
+    let next = lookups.revalidate(root, &name("next"), CheckReason::Written).await.unwrap().attr.unwrap().inode;
+    let first = read(&master, next, "", 1).await.unwrap();
+    assert_eq!(first, (vec!["a".to_owned()], false));
+    let record = lookups.reader.read(move |tables| Ok(tables.inode(next)?)).await.unwrap().unwrap();
+    assert_ne!(record.listed_ns, 0);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_from_the_bucket_is_not_read_while_the_rest_is_listed() {
+    let names: Vec<String> = (0..25).map(|number| format!("{number:03}.jpg")).collect();
+    let (master, bucket, directory) = unlisted(&names).await;
+    bucket.put("flat/0035", "1");
+    let lookups = &master.services().lookups;
+    lookups.revalidate(directory, &name("0035"), CheckReason::Written).await.unwrap();
+    assert!(bucket.delete("flat/0035"));
+    bucket.list_in_pages_of(10);
+    let turns = bucket.list_by_turns("flat/");
+    turns.add_permits(2);
+    assert_eq!(read(&master, directory, "", 100).await, Ok((names[..4].to_vec(), false)));
+    turns.add_permits(100);
+    assert_eq!(read(&master, directory, "003.jpg", 100).await, Ok((names[4..].to_vec(), true)));
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_listing_takes_no_place_from_other_listings() {
+    let names: Vec<String> = (0..25).map(|number| format!("{number:03}.jpg")).collect();
+    let (master, bucket, directory) = unlisted(&names).await;
+    bucket.list_in_pages_of(10);
+    let turns = bucket.list_by_turns("flat/");
+    turns.add_permits(1);
+    read(&master, directory, "", 100).await.unwrap();
+
+    let tenants = crate::service::tenants(&cavern_conf::schema::Master::default());
+    let identity = Identity::new("c", Role::Client, "a").unwrap();
+    let tenant = || tenants.admit(&identity).unwrap().unwrap();
+    let by_tenant = |inode, after_name| {
+        let mut request = Request::new(ReadDirRequest { inode, after_name, ..ReadDirRequest::default() });
+        request.extensions_mut().insert(Peer { tenant: Arc::new(OnceLock::from(Ok(tenant()))), ..Peer::default() });
+        request
+    };
+    let places = tenant().streams.clone();
+    let others = u32::try_from(places.available_permits()).unwrap() - 1;
+    let others = places.acquire_many_owned(others).await.unwrap();
+    let services = master.services();
+    let mut waits = services.read_dir(by_tenant(directory, name("008.jpg"))).await.unwrap().into_inner();
+    // It has looked for more, and says that it goes on.
+    assert!(waits.next().await.unwrap().unwrap().entries.is_empty());
+    let mut listed = services.read_dir(by_tenant(ROOT_INODE, name(""))).await.unwrap().into_inner();
+    let page = tokio::time::timeout(Duration::from_secs(5), listed.next()).await.expect("there is a place");
+    assert_eq!(page.unwrap().unwrap().entries.len(), 1);
+    drop((listed, others));
+    turns.add_permits(100);
+    let mut read_on = Vec::new();
+    while let Some(page) = waits.next().await {
+        read_on.extend(page.unwrap().entries.into_iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()));
+    }
+    assert_eq!(read_on, names[9..]);
     master.stop().await;
 }

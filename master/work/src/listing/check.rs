@@ -125,21 +125,11 @@ impl Listings {
             Some(flight) => Some(flight.step.lock().await),
             None => None,
         };
-        if let Some(flight) = &flight
-            && !flight.record_check(name, asked_ns)?
-        {
-            return Ok(false);
-        }
         let index = self.index_run(mount.id());
         let _page = match &index {
             Some(index) => Some(index.step.write().await),
             None => None,
         };
-        if let Some(index) = &index
-            && !index.record_check(place.inode, name, asked_ns)?
-        {
-            return Ok(false);
-        }
         let (directory, looked_up, wanted) = (place.inode, name.clone(), listed.clone());
         let is_known = self.0.reader.read(move |tables| {
             let Some(dentry) = tables.dentry(directory, &looked_up)? else { return Ok(wanted.is_none()) };
@@ -153,7 +143,19 @@ impl Listings {
                 }),
             })
         });
-        if is_known.await? {
+        let is_known = is_known.await?;
+        // Not before: a listing leaves alone what is noted, and whoever asks may give up as long as this waits.
+        if let Some(index) = &index
+            && !index.record_check(place.inode, name, asked_ns)?
+        {
+            return Ok(false);
+        }
+        if let Some(flight) = &flight
+            && !flight.record_check(name, asked_ns)?
+        {
+            return Ok(false);
+        }
+        if is_known {
             return Ok(true);
         }
         // A directory that is made anew is one that was never listed.

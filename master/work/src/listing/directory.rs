@@ -29,10 +29,14 @@ struct Absent {
     replace: Vec<ListedEntry>,
     bytes: usize,
     is_full: bool,
+    /// The first name of all.
+    first: Option<Bytes>,
 }
 
 impl Absent {
     fn add(&mut self, remove: Vec<Bytes>, replace: Vec<ListedEntry>) {
+        let names = remove.iter().chain(replace.iter().map(|entry| &entry.name)).cloned();
+        self.first = self.first.take().into_iter().chain(names).min();
         if self.bytes >= ABSENT_BYTES {
             self.is_full |= !remove.is_empty() || !replace.is_empty();
             return;
@@ -102,6 +106,7 @@ impl Listings {
             };
             if page.as_ref().is_some_and(|page| page.restarts) {
                 absent = Absent::default();
+                mount.set_in_no_order();
                 flight.disordered();
             }
             let window = windows.page(page.as_ref(), matches!(known, Some(None)));
@@ -120,13 +125,14 @@ impl Listings {
             let apply = async {
                 if mount.is_fs_mode() {
                     let adopted = self.adopt(directory, mount, window, WindowTail::Unknown).await?;
-                    flight.advance(&[]).await;
+                    flight.advance(&[], None).await;
                     return Ok(adopted);
                 }
-                let place = window.upto.clone().unwrap_or_default();
+                // Where one listing was in no order, the beginning of another says nothing.
+                let place = window.upto.clone().filter(|_| !mount.lists_in_no_order()).unwrap_or_default();
                 let end = WindowEnd::More(&mut absent);
                 let applied = self.apply_window(directory, mount, flight, window, end).await?;
-                self.advance(directory.inode, flight, &place).await;
+                self.advance(directory.inode, flight, &place, absent.first.as_deref()).await;
                 Ok::<_, WorkError>(applied)
             };
             let applied;
@@ -144,13 +150,14 @@ impl Listings {
         Ok(is_complete)
     }
 
-    /// Lets readers go on as far as all names are known. One that may still come would have them wait page after page,
-    /// as `img` does where `img-1`, `img-2` and so on are before the `img/` that there may be: the bucket is asked.
-    async fn advance(&self, inode: u64, flight: &Flight, place: &[u8]) {
-        if let Some(open) = flight.advance(place).await
+    /// Lets readers go on as far as all names are known, and none is `absent` from the bucket. One that may still come
+    /// would have them wait page after page, as `img` does where `img-1`, `img-2` and so on are before the `img/` that
+    /// there may be: the bucket is asked.
+    async fn advance(&self, inode: u64, flight: &Flight, place: &[u8], absent: Option<&[u8]>) {
+        if let Some(open) = flight.advance(place, absent).await
             && Box::pin(self.refresh_name(inode, &open, CheckReason::Unknown)).await.is_ok()
         {
-            flight.advance(place).await;
+            flight.advance(place, absent).await;
         }
     }
 

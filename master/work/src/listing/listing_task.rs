@@ -112,19 +112,24 @@ impl Flight {
         self.checks.lock().iter().filter(|(_, asked)| **asked >= began).map(|(name, _)| name.clone()).collect()
     }
 
-    /// All that stands up to a place is in the namespace, and more may follow. Gives the first name that may, if that
-    /// has been the first one before.
-    pub async fn advance(&self, place: &[u8]) -> Option<Bytes> {
+    /// All that stands up to a place is in the namespace, and more may follow; `absent` is the first name there that
+    /// the bucket has not listed. Gives the first name that may follow, if that was the first one before, and readers
+    /// could go on behind it.
+    pub async fn advance(&self, place: &[u8], absent: Option<&[u8]>) -> Option<Bytes> {
         // What the bucket says of a name that is checked is in the namespace by then.
         let _step = self.step.lock().await;
         let checked = self.checked_names();
         let open = first_open_name(place, |name| checked.contains(name));
+        let known = absent.map_or(open, |absent| absent.min(open));
         let mut still_open = None;
         self.progress.send_modify(|progress| {
             let Progress::Running { known_before } = progress else { return };
             match &mut *known_before {
-                Some(before) if *before == open => still_open = Some(before.clone()).filter(|name| !name.is_empty()),
-                known_before => *known_before = Some(Bytes::copy_from_slice(open)),
+                Some(before) if *before == known => {
+                    let is_behind = known == open && open.len() < place.len();
+                    still_open = is_behind.then(|| before.clone());
+                }
+                known_before => *known_before = Some(Bytes::copy_from_slice(known)),
             }
         });
         still_open
@@ -160,5 +165,46 @@ impl Flight {
             Ok(progress) => progress.clone(),
             Err(_) => Progress::Running { known_before: None },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn known_before(flight: &Flight) -> Option<Bytes> {
+        match flight.first_page().await {
+            Progress::Running { known_before } => known_before,
+            progress => panic!("{progress:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_may_still_come_is_asked_about_once() {
+        let flight = Flight::new();
+        flight.begin(1);
+        let img = Bytes::from_static(b"img");
+        assert_eq!(flight.advance(b"img-1", None).await, None);
+        assert_eq!(flight.advance(b"img-2", None).await, Some(img.clone()));
+        assert_eq!(known_before(&flight).await, Some(img.clone()));
+        assert!(flight.record_check(&img, 2).unwrap());
+        // However many pages have nothing: where the listing is, more may come, whatever the bucket says of that name.
+        for _ in 0..3 {
+            assert_eq!(flight.advance(b"img-2", None).await, None);
+            assert_eq!(known_before(&flight).await, Some(Bytes::from_static(b"img-2")));
+        }
+    }
+
+    #[tokio::test]
+    async fn readers_wait_before_what_the_bucket_has_not_listed() {
+        let flight = Flight::new();
+        flight.begin(1);
+        for place in [&b"c"[..], b"d"] {
+            assert_eq!(flight.advance(place, Some(b"a-1")).await, None);
+            assert_eq!(known_before(&flight).await, Some(Bytes::from_static(b"a-1")));
+        }
+        flight.disordered();
+        assert_eq!(flight.advance(b"e", None).await, None);
+        assert!(matches!(flight.first_page().await, Progress::Disordered));
     }
 }

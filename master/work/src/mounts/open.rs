@@ -59,6 +59,8 @@ struct Health {
     logged: Option<Instant>,
     /// Why nothing may be written under the prefix: another cluster does.
     claimant: Option<String>,
+    /// A listing was in no order, though the store should list in that of keys.
+    in_no_order: bool,
 }
 
 impl OpenMount {
@@ -127,6 +129,16 @@ impl OpenMount {
     /// [`WorkError::Refused`] says which one does.
     pub fn check_claimant(&self) -> Result<(), WorkError> {
         self.health.lock().claimant.clone().map_or(Ok(()), |reason| Err(WorkError::Refused(reason)))
+    }
+
+    /// Notes that a listing has turned out to be in no order.
+    pub fn set_in_no_order(&self) {
+        self.health.lock().in_no_order = true;
+    }
+
+    /// Whether one has since this master leads.
+    pub fn lists_in_no_order(&self) -> bool {
+        self.health.lock().in_no_order
     }
 
     /// Whether the bucket failed a moment ago.

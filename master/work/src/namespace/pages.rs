@@ -3,7 +3,7 @@
 //! One that is listed for the first time is given as far as the listing is: names before one that may still come. Who
 //! goes on after the last of them waits for more. The session is notified of what appears among them later.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use cavern_proto::master::{ReadDirPage, ReadDirRequest};
 use cavern_security::{Rate, Tenant};
 use cavern_state::Directory;
 use cavern_state::tables::Listed;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{Lookups, PAGE_ENTRIES};
@@ -24,13 +25,14 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const NAMES_PER_OPERATION: usize = 50;
 
 /// Somebody's listing. Where he is a tenant it has a place among his, from its first page until the last one has been
-/// taken, which is when all copies of this are gone.
+/// taken, which is when all copies of this are gone. It has none as long as it waits for the bucket and has nothing to
+/// give.
 #[derive(Clone, Default)]
 pub struct Listing {
     tenant: Option<Arc<Tenant>>,
     /// That of the mount.
     rate: Option<Arc<Rate>>,
-    place: Arc<OnceLock<OwnedSemaphorePermit>>,
+    place: Arc<Mutex<Option<OwnedSemaphorePermit>>>,
 }
 
 impl Listing {
@@ -40,13 +42,20 @@ impl Listing {
         Self { tenant, rate, ..Self::default() }
     }
 
+    /// Takes a place, if it has none.
     async fn begin(&self) {
-        if let Some(tenant) = &self.tenant
+        let has_one = self.place.lock().is_some();
+        if let Some(tenant) = self.tenant.as_ref().filter(|_| !has_one)
             // It is never closed.
             && let Ok(place) = tenant.streams.clone().acquire_owned().await
         {
-            let _first = self.place.set(place);
+            *self.place.lock() = Some(place);
         }
+    }
+
+    /// Leaves its place to others.
+    fn pause(&self) {
+        *self.place.lock() = None;
     }
 
     /// Reads a page when it is his turn, and what was done in the mount before is paid for.
@@ -99,11 +108,11 @@ impl Lookups {
             }
             None => Readable { directory: directory.clone(), before: None },
         };
-        listing.begin().await;
         let mut first = Some(self.directory_entry(&readable.directory)?);
         let most = if request.limit == 0 { usize::MAX } else { usize::try_from(request.limit).unwrap_or(usize::MAX) };
         let mut left = most;
         loop {
+            listing.begin().await;
             // Before the read: what changes after it has a greater number.
             let event_seq = self.watch.last_queued_seq(request.session);
             if let Some(before) = &readable.before {
@@ -144,6 +153,9 @@ impl Lookups {
                 return Ok(());
             }
             if let (Some(past), Some(flight)) = (reached, &flight) {
+                if left == most {
+                    listing.pause();
+                }
                 readable = self.wait_listed(&directory, flight, after.is_some(), &past, answers).await?;
             }
         }
@@ -185,11 +197,8 @@ impl Lookups {
                     return Ok(Readable { directory: listed.ok_or(WorkError::Gone(inode))?, before: None });
                 }
                 Err(_) => {
-                    let waiting = ReadDirPage {
-                        directory: Some(self.directory_entry(directory)?),
-                        event_seq: self.watch.seq(),
-                        ..ReadDirPage::default()
-                    };
+                    let waiting =
+                        ReadDirPage { directory: Some(self.directory_entry(directory)?), ..ReadDirPage::default() };
                     if answers.send(Ok(waiting)).await.is_err() {
                         return Err(WorkError::stopping());
                     }

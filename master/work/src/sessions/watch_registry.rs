@@ -69,6 +69,8 @@ struct Directory {
     names: HashMap<u64, SessionSet>,
     /// Have read, while it was listed for the first time, all names before this one. Each is in `whole` as well.
     begun: HashMap<u64, Box<[u8]>>,
+    /// Nobody has read so any name from this one on: what a listing brings is behind it.
+    begun_before: Box<[u8]>,
 }
 
 impl Directory {
@@ -187,10 +189,17 @@ impl WatchRegistry {
     /// the first time.
     pub(super) fn watch_names_before(&mut self, session: u64, directory: u64, before: &[u8]) {
         self.watch_directory(session, directory);
-        self.watch(session, |watches, _| {
-            let known = watches.directories.entry(directory).or_default().begun.entry(session).or_default();
-            if **known < *before {
-                *known = before.into();
+        self.watch(session, |watches, known| {
+            let Directory { begun, begun_before, .. } = watches.directories.entry(directory).or_default();
+            let read = begun.entry(session).or_insert_with(|| {
+                known.places += 1;
+                Box::default()
+            });
+            if **read < *before {
+                *read = before.into();
+            }
+            if **begun_before < *before {
+                *begun_before = before.into();
             }
         });
     }
@@ -275,10 +284,10 @@ impl WatchRegistry {
     pub(super) fn of_name(&self, directory: u64, name: &[u8], first_fill: bool, mut found: impl FnMut(u64)) {
         self.of_anything(&mut found);
         let Some(watched) = self.directories.get(&directory) else { return };
-        if first_fill {
+        if first_fill && name < &*watched.begun_before {
             let has_read = watched.begun.iter().filter(|(_, before)| name < &***before);
             has_read.for_each(|(session, _)| found(*session));
-        } else {
+        } else if !first_fill {
             watched.whole.0.iter().for_each(|session| found(*session));
         }
         watched.many.0.iter().for_each(|session| found(*session));

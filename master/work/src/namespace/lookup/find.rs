@@ -62,17 +62,22 @@ impl Lookup<'_> {
 
     /// The listing of the directory begins now, and is waited for as far as its first page, or to its end.
     async fn list(&self, directory: &Directory, mount: &OpenMount, found: Option<Found>) -> Result<Entry, WorkError> {
+        let asked_ns = self.lookups.reader.clock().now_ns();
         let is_known = match self.lookups.listings.start(directory.inode) {
             // Of what follows the first page the bucket would be asked name by name.
             Ok(flight) if self.lookups.listings_only => flight.ended().await.map(|_| true),
-            Ok(flight) => match flight.first_page().await {
-                Progress::Running { known_before: Some(before) } if before > *self.name => {
-                    Ok(self.may_be_absent(mount, flight.began_ns()))
+            Ok(flight) => {
+                // Then it has all that was there at the time of the question.
+                let is_new = flight.begins_after(asked_ns);
+                match flight.first_page().await {
+                    Progress::Running { known_before: Some(before) } if before > *self.name => {
+                        Ok(self.may_be_absent(mount, flight.began_ns()))
+                    }
+                    Progress::Running { .. } | Progress::Disordered => Ok(false),
+                    Progress::Ended(Ok(_)) => Ok(is_new || self.may_be_absent(mount, flight.began_ns())),
+                    Progress::Ended(Err(error)) => Err(error.into()),
                 }
-                Progress::Running { .. } | Progress::Disordered => Ok(false),
-                Progress::Ended(Ok(_)) => Ok(true),
-                Progress::Ended(Err(error)) => Err(error.into()),
-            },
+            }
             Err(error) => Err(error),
         };
         match (is_known, found) {
@@ -87,7 +92,7 @@ impl Lookup<'_> {
         }
     }
 
-    /// Whether a name is absent that a listing of this time, which is not at its end, has not had.
+    /// Whether a name may be said to be absent that a listing of this time has not had.
     fn may_be_absent(&self, mount: &OpenMount, listed_ns: i64) -> bool {
         let ttl = mount.mount.listing_ttl();
         mount.mount.consistency() != Consistency::Always
