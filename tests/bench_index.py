@@ -7,26 +7,31 @@ Needs the release build of `cv` and `s3list`, and for ten million objects some 2
     tests/bench_index.py --dir /data/bench --objects 1000000 --latency 1     # one size, one profile, both layouts
     tests/bench_index.py --dir /data/bench --objects 100000 --layout flat --pages-per-second 200
     tests/bench_index.py --dir /data/bench --objects 1000000 --latency 1 --changed  # and again, with 1 % of it changed
+    tests/bench_index.py --dir /data/bench --objects 10000000 --latency 1 --layout directories --restart
 
 The embedded store has a key space by rule for each size, flat or in directories of a thousand files, and adds
 `--latency` ms (1, 20, 150) to each page; with `--pages-per-second` more are refused with 503. Every row has a cluster
 of its own with one master. Shown are time, the largest memory of the master and its processor time, the processor time
 of the store meanwhile, and the bytes of the master's directory. Beside them, with the same profile: what a plain client
 lists in a second with one stream, and time and processor time of the store when it lists the whole with `--streams`
-streams at once, which know where to begin.
+streams at once, which know where to begin; and what strmvol says of itself for as many objects, on eight cores.
+
+With `--changed` a second row is of the next index, and its ratio to the first. With `--restart` the master is killed
+in the end, and the seconds are those from its start to its answer to `cv mount`.
 """
 
 import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
 
-from bench import CV, TARGET, run, s3_options
+from bench import CV, ROUNDS, TARGET, run, s3_options
 
 BUCKET = "rule"
 FILES = 1000
@@ -35,6 +40,9 @@ SAMPLE_PAGES = 200
 ACCESS, SECRET = "cavern", "cavern-secret"
 # One per cent of all keys, with those that are new.
 CHANGES = {"seed": 1, "modified": 0.006, "deleted": 0.002, "added": 0.002}
+# Seconds and MB of memory of strmvol's index in EROFS, by objects, on so many cores.
+STRMVOL = {100_000: (4.09, 125), 1_000_000: (11.07, 871), 10_000_000: (130.59, 8700)}
+STRMVOL_CORES = 8
 
 
 def processor_s(pid):
@@ -114,7 +122,11 @@ class Cluster:
         conf = directory.parent / f"{directory.name}.toml"
         conf.write_text('[ufs]\nendpoints = ["127.0.0.1"]\n')
         self.cv("local", "up", "--dir", directory, "--masters", 1, "--conf", conf)
-        self.master = json.loads(self.cv("local", "status", "--dir", directory, "--json"))["masters"][0]["pid"]
+        self.look()
+
+    def look(self):
+        self.status = json.loads(self.cv("local", "status", "--dir", self.directory, "--json"))
+        self.master = self.status["masters"][0]["pid"]
 
     def cv(self, *arguments):
         return run(CV, *arguments)
@@ -140,6 +152,18 @@ class Cluster:
         if last["indexing"] or last["last_error"]:
             sys.exit(f"the index has failed: {last}")
 
+    def restart(self):
+        """Kills the master; seconds until another one answers, its largest memory and its processor time."""
+        self.cv("local", "kill", "master0", "--dir", self.directory)
+        begun = time.monotonic()
+        self.cv("local", "start", "master0", "--dir", self.directory)
+        mounts = json.loads(self.cv("mount", "--json", "--local", self.directory))
+        seconds = time.monotonic() - begun
+        if all(mount["path"] != "/index" for mount in mounts):
+            sys.exit(f"the master has lost its mount: {mounts}")
+        self.look()
+        return seconds, peak_mib(self.master), processor_s(self.master)
+
     def measured(self, store, work, *arguments):
         """Seconds, MiB and processor times of the work."""
         forget_peak(self.master)
@@ -164,8 +188,20 @@ def row(what, layout, figures, disk, alone, together):
     rate = layout.objects / seconds
     print(f"| {what} | {seconds:,.1f} | {rate:,.0f} | {rate / os.cpu_count():,.0f} | {memory:,.0f} | {master:,.1f} | "
           f"{store:,.1f} | {disk / layout.objects:,.0f} | {alone['keys_per_second']:,.0f} | "
-          f"{rate / alone['keys_per_second']:,.1f} × | {together['seconds']:,.1f}, {together['store_s']:,.1f} |",
-          flush=True)
+          f"{rate / alone['keys_per_second']:,.1f} × | {together['seconds']:,.1f}, {together['store_s']:,.1f} | "
+          f"{strmvol(layout.objects)} |", flush=True)
+
+
+def strmvol(objects):
+    if objects not in STRMVOL:
+        return ""
+    seconds, memory = STRMVOL[objects]
+    return f"{seconds:,.1f}, {memory:,}, {objects / seconds / STRMVOL_CORES:,.0f}"
+
+
+def restart_row(what, cluster):
+    seconds, memory, master = (statistics.median(each) for each in zip(*(cluster.restart() for _ in range(ROUNDS))))
+    print(f"| {what} | {seconds:,.2f} | | | {memory:,.0f} | {master:,.1f} |" + " |" * 6, flush=True)
 
 
 def measure(options, store, layout, layout_name, latency):
@@ -182,9 +218,13 @@ def measure(options, store, layout, layout_name, latency):
         figures = cluster.measured(store, cluster.index, store, layout.objects, options.patience)
         row(what, layout, figures, cluster.disk_bytes(), alone, together)
         if options.changed:
+            first = figures[0]
             store.ask("key-space", layout.rule(changes=CHANGES))
             figures = cluster.measured(store, cluster.index_again)
-            row(f"{what}, 1 % changed", layout, figures, cluster.disk_bytes(), alone, together)
+            again = f"{what}, 1 % changed, {figures[0] / first:.2f} of the first"
+            row(again, layout, figures, cluster.disk_bytes(), alone, together)
+        if options.restart:
+            restart_row(f"{what}, the master killed and started", cluster)
     finally:
         cluster.down()
 
@@ -199,6 +239,7 @@ def main():
     parser.add_argument("--rate-of", choices=["bucket", "prefix"], default="bucket", help="what the limit is of")
     parser.add_argument("--streams", type=int, default=32, help="of the plain client, for the whole")
     parser.add_argument("--changed", action="store_true", help="index it again after a change of 1 %%")
+    parser.add_argument("--restart", action="store_true", help="kill the master and start it, three times")
     parser.add_argument("--patience", type=int, default=7200, help="seconds that an index may take")
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
@@ -206,7 +247,8 @@ def main():
     shutil.rmtree(root, ignore_errors=True)
     store = Store(root)
     print("| index of | s | objects/s | a core | master, MiB | master, s | store, s | B/object on disk | one stream, "
-          f"keys/s | ratio | {options.streams} streams: s, store s |\n|---|" + "---:|" * 10, flush=True)
+          f"keys/s | ratio | {options.streams} streams: s, store s | strmvol: s, MB, objects/s a core |\n|---|" +
+          "---:|" * 11, flush=True)
     try:
         for objects in options.objects or [100_000, 1_000_000, 10_000_000]:
             for name in options.layout or ["flat", "directories"]:

@@ -3,17 +3,23 @@
 
 Needs root, Linux 6.14 or later with EROFS, and the release build of `cv` and `plainfs`:
 
-    tests/bench_views.py --dir /data/bench                            # both sections, about half an hour
+    tests/bench_views.py --dir /data/bench                            # all sections, about an hour
     tests/bench_views.py --dir /data/bench names --objects 100000     # names alone, of fewer objects
-    tests/bench_views.py --dir /data/bench contents
+    tests/bench_views.py --dir /data/bench contents elsewhere
 
 *names*: a bucket of `--objects` objects by rule, in directories of a thousand, is indexed; a view of it is made, with
 the largest memory of the master meanwhile and what it has before; it is mounted, and `find` and `ls -lR` run over it,
 over the same by FUSE, over the ordinary mount, and over as many empty files on the disk of `--dir`. Each is warm: the
 first pass is not counted. `processor_s` is of the program and what the kernel does for it, `served_s` of `cv fuse`.
+Before that, the memory of all processes: at rest, when `find` has looked at every file of the ordinary mount, and, with
+another client, of the view.
 
-*contents*: 20,000 files of 50 KB, read by eight processes: from the kernel's pages, from the worker of this host with
-the kernel's caches dropped, and from the bucket when no worker has them; decoded as well.
+*contents*: 20,000 files of 50 KB, read by eight readers: from the kernel's pages, from the worker of this host with
+the kernel's caches dropped, and from the bucket when no worker has them. `raw` is read(2) by processes, `whole` is
+Python's open() and read(), `threads` is `cv bench files`; images are decoded as well.
+
+*elsewhere*: the same files at a worker on another host, a network namespace of this one (`bench_remote.py`). It needs
+the Python of `bin/setup --tests`. What that worker and `plainfs` read is in memory.
 
 Each row is one line of JSON; `ratio` is to what `of` names, measured in turn with it.
 """
@@ -28,12 +34,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench import HERE, ROUNDS, Bench, drop_caches, run, start_plainfs, timed
+import bench_remote
+from bench import CV, HERE, ROUNDS, Bench, drop_caches, run, start_plainfs, stop_plainfs, timed
 from bench_index import Cluster, Layout, Store, forget_peak, peak_mib, processor_s
 
-SECTIONS = ["names", "contents"]
+SECTIONS = ["names", "contents", "elsewhere"]
 # Directories of a thousand files each, of which `ls -lR` lists so many.
 LISTED = 100
+# Of files that are made for other benchmarks, and not read here.
+STREAM_BYTES = 16 << 20
 
 
 def row(section, what, **figures):
@@ -60,14 +69,20 @@ class NamesCluster(Cluster):
         self.mount = directory.parent / "views-mount"
         self.directory = directory
         conf = directory.parent / f"{directory.name}.toml"
-        staging = directory.parent / "views-staging"
-        staging.mkdir(exist_ok=True)
-        conf.write_text(f'[ufs]\nendpoints = ["127.0.0.1"]\n[client]\nstaging_directory = "{staging}"\n')
+        conf.write_text('[ufs]\nendpoints = ["127.0.0.1"]\n')
         self.cv("local", "up", "--dir", directory, "--conf", conf, "--mount-point", self.mount)
-        self.status = json.loads(self.cv("local", "status", "--dir", directory, "--json"))
-        self.master = self.status["masters"][0]["pid"]
+        self.look()
 
-    def memory_mib(self):
+    def new_client(self):
+        """One that has looked at nothing."""
+        for command in ("stop", "start"):
+            self.cv("local", command, "fuse", "--dir", self.directory)
+        self.look()
+
+    def memory_mib(self, walked=None):
+        """That of all processes, once every file of a directory was looked at."""
+        if walked:
+            run("find", walked, "-size", "+1000G")
         processes = [self.master, served_by(self.status)] + [worker["pid"] for worker in self.status["workers"]]
         return sum(resident_mib(pid) for pid in processes)
 
@@ -114,7 +129,8 @@ def names(options):
         cluster = NamesCluster(options.dir / "views")
         cluster.index(store, options.objects, 7200)
         local = ("--local", cluster.directory)
-        alone = cluster.memory_mib()
+        memory = {"at_rest_mib": cluster.memory_mib(), "mount_mib": cluster.memory_mib(cluster.mount / "index")}
+        cluster.new_client()
 
         before = resident_mib(cluster.master)
         forget_peak(cluster.master)
@@ -126,6 +142,9 @@ def names(options):
         row("names", "fetch to this host", seconds=timed(os.listdir, cluster.mount / ".views/bench"))
         seconds = timed(cluster.cv, "view", "mount", "bench", place, "--mount-point", cluster.mount, *local)
         row("names", "mount", seconds=seconds)
+        with_view = cluster.memory_mib(place)
+        row("names", "memory of all processes", **memory, view_mib=with_view, of="mount",
+            ratio=with_view / memory["mount_mib"])
 
         served = served_by(cluster.status)
         disk = disk_tree(options.dir / f"views-disk-{options.objects}", options.objects)
@@ -139,7 +158,6 @@ def names(options):
             for name, (seconds, own, others) in figures.items():
                 row("names", f"{what}, {name}", seconds=seconds, processor_s=own, served_s=others, of="disk",
                     ratio=seconds / figures["disk"][0])
-        row("names", "memory of all processes", before_mib=alone, with_view_mib=cluster.memory_mib())
     finally:
         subprocess.run(["umount", "--lazy", place], stderr=subprocess.DEVNULL)
         if cluster:
@@ -156,6 +174,34 @@ def folder(top):
 def load(directory, *options):
     text = run(sys.executable, HERE / "load_img.py", directory, "--num_workers", 8, "--json", *options)
     return json.loads(text)["images_per_second"]
+
+
+def bench_files(directory):
+    """Files a second by eight threads, of one round."""
+    text = run(CV, "bench", "files", directory, "--threads", 8, "--rounds", 1, "--json")
+    return json.loads(text)["summary"][0]["target"]["median"]
+
+
+READERS = {
+    "raw": lambda directory: load(directory, "--raw"),
+    "whole": lambda directory: load(directory, "--whole"),
+    "threads": bench_files,
+}
+
+
+def baseline(what):
+    """What figures of one kind are compared with."""
+    if "elsewhere" in what or "bucket" in what:
+        return "mount"
+    return "disk" if "pages" in what else "plainfs"
+
+
+def rate_rows(section, rates):
+    """The medians of what was noted by kind and side."""
+    figures = {key: statistics.median(found) for key, found in rates.items()}
+    for (what, name), rate in figures.items():
+        of = baseline(what)
+        row(section, f"{what}, {name}", images_per_second=rate, of=of, ratio=rate / figures[what, of])
 
 
 def contents(options):
@@ -186,36 +232,72 @@ def contents(options):
 
         for _ in range(ROUNDS):
             for name, directory in sides.items():
-                drop_caches()
-                noted("from the worker", name, load(directory, "--raw"))
-                noted("from the kernel's pages", name, load(directory, "--raw"))
+                for how, reader in READERS.items():
+                    drop_caches()
+                    noted(f"{how}, from the worker", name, reader(directory))
+                    noted(f"{how}, from the kernel's pages", name, reader(directory))
                 drop_caches()
                 noted("decoded, from the worker", name, load(directory))
             for name in ("mount", "view"):
                 bench.cold_again("images")
                 before = bench.fetched()
-                noted("from the bucket", name, load(sides[name], "--raw"))
+                noted("raw, from the bucket", name, load(sides[name], "--raw"))
                 if bench.fetched() - before < options.images:
                     sys.exit(f"the bucket was asked for fewer than {options.images} images by the {name}")
-        medians_of = {key: statistics.median(figures) for key, figures in rates.items()}
-        for (what, name), rate in medians_of.items():
-            of = {"from the kernel's pages": "disk", "from the bucket": "mount"}.get(what, "plainfs")
-            row("contents", f"{what}, {name}", images_per_second=rate, of=of, ratio=rate / medians_of[what, of])
+        rate_rows("contents", rates)
     finally:
         subprocess.run(["umount", "--lazy", place], stderr=subprocess.DEVNULL)
+        bench.down()
+        # Other sections have other masters.
+        os.environ.pop("CV_CLUSTER__MASTERS", None)
+
+
+def elsewhere(options):
+    bench = bench_remote.Bench(argparse.Namespace(dir=options.dir, files=options.images, stream_bytes=STREAM_BYTES,
+                                                  rounds=ROUNDS, quick=False, secure=False))
+    place, plain = options.dir / "views-kernel", bench.directory / "plain"
+    place.mkdir(exist_ok=True)
+    plainfs = None
+    try:
+        bench.set_up()
+        bench.cv("index", "/data", "--watch")
+        # Beside the files themselves it would be one of them.
+        bench.cv("view", "create", "/data/images", "bench", "--store", "/work")
+        bench.until("the view is there", (bench.mount / ".views/bench").is_dir)
+        run(CV, "view", "mount", "bench", place, "--mount-point", bench.mount)
+        plainfs = start_plainfs(bench.source, plain)
+        sides = {"plainfs": plain / "images", "mount": bench.mount / "data/images", "view": place,
+                 "view by FUSE": bench.mount / ".views/bench"}
+        # The first pass fetches from the bucket.
+        load(sides["mount"], "--raw")
+        rates = {}
+        for _ in range(ROUNDS):
+            for name, directory in sides.items():
+                for how, reader in READERS.items():
+                    bench.below_in_memory()
+                    rates.setdefault((f"{how}, from a worker elsewhere", name), []).append(reader(directory))
+        rate_rows("elsewhere", rates)
+    finally:
+        subprocess.run(["umount", "--lazy", place], stderr=subprocess.DEVNULL)
+        if plainfs:
+            stop_plainfs(plainfs, plain)
         bench.down()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="both when none is named")
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all when none is named")
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--objects", type=int, default=1_000_000, help="of the section names")
-    parser.add_argument("--images", type=int, default=20_000, help="of the section contents")
+    parser.add_argument("--images", type=int, default=20_000, help="of the other sections")
     options = parser.parse_args()
-    options.dir.mkdir(parents=True, exist_ok=True)
+    options.dir = options.dir.resolve()
+    # The kernel mounts images from a disk only.
+    staging = options.dir / "views-staging"
+    staging.mkdir(parents=True, exist_ok=True)
+    os.environ["CV_CLIENT__STAGING_DIRECTORY"] = str(staging)
     for section in options.sections or SECTIONS:
-        {"names": names, "contents": contents}[section](options)
+        {"names": names, "contents": contents, "elsewhere": elsewhere}[section](options)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 """Reads every image below a directory, as the input pipeline of a training job does.
 
 Walks DIR, shuffles the files (seed 42), lets a pool of processes open and decode every image, and prints images/s.
-With --raw nothing is decoded: open, read, close, the path of the storage alone (and no PIL is needed).
+With --raw nothing is decoded: open, read, close, the path of the storage alone (and no PIL is needed). With --whole
+neither: each file is read by Python's open() and read(), which also ask for its attributes and its place.
 With --against DIR2 the same is done there in turn, and the ratio of the two is printed.
 """
 
@@ -30,6 +31,12 @@ def read(path):
         os.close(descriptor)
 
 
+def read_whole(path):
+    """The same as programs in Python do it."""
+    with open(path, "rb") as file:
+        return len(file.read())
+
+
 def decode(path):
     """Opens and decodes to RGB pixels; answers the number of bytes of the file."""
     from PIL import Image
@@ -40,10 +47,13 @@ def decode(path):
         return file.tell()
 
 
+WAYS = {"raw": read, "whole": read_whole, "decode": decode}
+
+
 def work(task):
     """Handles some files; answers files and bytes read, and the first few errors."""
-    raw, paths = task
-    handle = read if raw else decode
+    way, paths = task
+    handle = WAYS[way]
     files = size = 0
     errors = []
     for path in paths:
@@ -80,7 +90,7 @@ def run(directory, options):
         paths = paths[: options.num_samples]
     workers = min(options.num_workers, len(paths))
     step = max(1, min(64, len(paths) // (workers * 4)))
-    tasks = [(options.raw, paths[start : start + step]) for start in range(0, len(paths), step)]
+    tasks = [(options.way, paths[start : start + step]) for start in range(0, len(paths), step)]
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         pool.map(ready, range(workers), chunksize=1)
         started = time.monotonic()
@@ -91,7 +101,7 @@ def run(directory, options):
         print(f"load_img: {message}", file=sys.stderr)
     return {
         "directory": directory,
-        "mode": "raw" if options.raw else "decode",
+        "mode": options.way,
         "workers": workers,
         "images": files,
         "bytes": size,
@@ -108,7 +118,7 @@ def with_pil():
     python = "/usr/bin/python3"
     if sys.executable != python and os.access(python, os.X_OK):
         os.execv(python, [python, *sys.argv])
-    sys.exit("load_img: decoding needs PIL (apt install python3-pil); --raw does without")
+    sys.exit("load_img: decoding needs PIL (apt install python3-pil); --raw and --whole do without")
 
 
 def show(result):
@@ -124,14 +134,16 @@ def main():
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--num_workers", metavar="N", type=int, default=8, help="processes (default 8)")
     parser.add_argument("--num_samples", metavar="N", type=int, default=0, help="read only so many files")
-    parser.add_argument("--raw", action="store_true", help="open, read, close; decode nothing")
+    ways = parser.add_mutually_exclusive_group()
+    for way, what in (("raw", "open, read, close; decode nothing"), ("whole", "open() and read(); decode nothing")):
+        ways.add_argument(f"--{way}", dest="way", action="store_const", const=way, default="decode", help=what)
     parser.add_argument("--against", metavar="DIR2", help="do the same there, and print the ratio DIR / DIR2")
     parser.add_argument("--json", action="store_true", help="results as JSON")
     options = parser.parse_args()
     if options.num_workers < 1 or options.num_samples < 0:
         parser.error("--num_workers must be at least 1, --num_samples at least 0")
 
-    if not options.raw:
+    if options.way == "decode":
         try:
             import PIL.Image  # here, so that the processes of the pool have it before the clock starts
         except ImportError:

@@ -155,6 +155,12 @@ fn an_index_slows_down_for_a_store_that_refuses_and_says_how_far_it_is() {
     assert!(stats["errors"].as_u64().unwrap() > 0, "nothing was refused: {stats}");
     // Who is refused does not ask again at once, nor as many at a time.
     assert!(cluster.s3.requests("LIST") < 200, "{stats}");
+    // The last index says how much there is.
+    let again = lines(&cluster.cv(&["index", "/data", "--watch", "--json"]));
+    let tells = |line: &Value| {
+        line["eta_seconds"].as_u64() > Some(0) && line["expected_entries"].as_u64() >= Some(entries(last))
+    };
+    assert!(again.iter().any(tells), "no line says how long it takes: {again:?}");
     assert_known(&cluster);
     // People are told in words.
     let words = cluster.cv(&["index", "/data", "--watch"]).stdout;

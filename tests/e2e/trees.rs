@@ -1,5 +1,5 @@
 //! Whole trees of images from two object stores, the embedded one and that of moto, looked at with the usual tools:
-//! `find`, `ls -lR`, `sha256sum`.
+//! `find`, `ls -lR`, `du`, `sha256sum`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -57,6 +57,11 @@ fn assert_same(source: &Path, shown: &Path, files: usize) {
     let listed = run(shown, listing);
     assert_eq!(listed.lines().filter(|line| line.starts_with('-')).count(), files);
     assert_lines(&listed, &run(source, listing));
+    // Of files alone, as above.
+    let used = "du -ab . | grep '\\.jpg$' | LC_ALL=C sort -k 2";
+    let counted = run(shown, used);
+    assert_eq!(counted.lines().count(), files);
+    assert_lines(&counted, &run(source, used));
 
     let began = Instant::now();
     let sums = "find . -type f -print0 | xargs -0 -P 8 -n 50 sha256sum | LC_ALL=C sort -k 2";

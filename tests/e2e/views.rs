@@ -232,9 +232,15 @@ fn a_view_is_what_the_mount_shows_by_fuse_and_by_the_kernel() {
         let found = Command::new("find").arg(&top).arg("-printf").arg("%P %m %s %T@\n").output().unwrap();
         assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
         assert_eq!(String::from_utf8_lossy(&found.stdout).lines().count(), expected.len() + 1);
+        for (program, option) in [("ls", "-lR"), ("du", "-a")] {
+            let listed = Command::new(program).arg(option).arg(&top).output().unwrap();
+            assert!(listed.status.success(), "{program}: {}", String::from_utf8_lossy(&listed.stderr));
+        }
         assert_eq!(errno(fs::metadata(top.join("none"))), Some(Errno::NOENT));
         assert_eq!(errno(fs::metadata(top.join("sizes/1/none"))), Some(Errno::NOTDIR));
     }
+    // Nor does it cost more to open files.
+    assert_same("FUSE, once more", &seen(&cluster.shown("v1")), &expected);
     assert_eq!((cluster.s3.requests("HEAD"), cluster.s3.requests("LIST")), (0, 0));
 
     // `.views` is in no listing, and has the trees in its own.

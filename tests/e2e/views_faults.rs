@@ -263,6 +263,30 @@ fn a_bucket_that_keeps_versions_has_all_of_a_view_for_good() {
 }
 
 #[test]
+fn two_epochs_while_the_bucket_is_written_over_are_the_same_bytes_or_the_same_errors() {
+    for keeps_versions in [true, false] {
+        let options = Options { conf: CONF.to_owned(), ..Options::default() };
+        let frozen = Frozen::up(options, 60, 60_000, keeps_versions);
+        let write_over = |key: &String| drop(frozen.cluster.s3.put("bucket", key, vec![7; frozen.tree[key].len()]));
+        // From the end on, so that some are other objects before anybody has read them.
+        let mut keys: Vec<&String> = frozen.tree.keys().collect();
+        let before = keys.split_off(50);
+        before.iter().for_each(|key| write_over(key));
+        let [first, second] = thread::scope(|scope| {
+            let writer = scope.spawn(|| keys.iter().rev().for_each(|key| write_over(key)));
+            let epochs = [frozen.read_all(), frozen.read_all()];
+            writer.join().unwrap();
+            epochs
+        });
+        assert_eq!(first, second, "versions are kept: {keeps_versions}");
+        let is_lost = |key: &&String| first.contains(key);
+        let lost = before.iter().copied().filter(is_lost).count();
+        assert_eq!(lost, if keeps_versions { 0 } else { before.len() }, "{first:?}");
+        assert_eq!(first.is_empty(), keeps_versions, "{first:?}");
+    }
+}
+
+#[test]
 fn the_object_of_a_deleted_view_goes_when_its_bucket_deletes_again() {
     let cluster = WithViews::up(Options::default());
     cluster.s3.create_bucket("bucket");
@@ -352,7 +376,7 @@ fn no_fault_gives_a_reader_bytes_of_something_else() {
     let frozen = Frozen::up(options, 300, 60_000, false);
     let cluster = &frozen.cluster;
     let (mut random, end) = (StdRng::seed_from_u64(seconds), Instant::now() + Duration::from_secs(seconds));
-    let (mut rounds, mut replaced) = ([0; 5], Tree::new());
+    let (mut rounds, mut replaced) = ([0; 6], Tree::new());
     let mut last_death = None::<Instant>;
     let counted = beside_readers(&frozen, true, |counted| {
         while Instant::now() < end {
@@ -379,12 +403,19 @@ fn no_fault_gives_a_reader_bytes_of_something_else() {
                     }
                 }
                 3 => {
-                    // Of the same length, and of others.
+                    // Of the same length, of others, and gone.
                     let (key, content) = frozen.tree.iter().nth(random.random_range(0..100)).unwrap();
                     let mut other = vec![0; content.len() + random.random_range(0..2)];
                     random.fill_bytes(&mut other);
                     cluster.s3.put("bucket", key, other);
+                    if random.random_bool(0.3) {
+                        cluster.s3.delete("bucket", key);
+                    }
                     replaced.insert(key.clone(), content.clone());
+                }
+                4 => {
+                    cluster.stop("s3");
+                    cluster.start("s3");
                 }
                 _ => drop(cluster.try_cv(&["fs", "free", "/data"])),
             }
@@ -398,7 +429,7 @@ fn no_fault_gives_a_reader_bytes_of_something_else() {
         let failed = frozen.read_all();
         failed.iter().all(|key| replaced.contains_key(key)).then_some(failed)
     });
-    eprintln!("{} of {} objects that were replaced are nowhere any more", whole.len(), replaced.len());
+    eprintln!("{} of {} objects that were replaced or deleted are nowhere any more", whole.len(), replaced.len());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use cavern_work::mounts::changes::DetachPolicy;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
-use super::harness::{NoWorkers, TestMaster, Tree, eventually, name, new_bucket};
+use super::harness::{NoWorkers, TestMaster, Tree, eventually, metric, name, new_bucket};
 use super::model::{keys, model};
 
 /// All that the namespace has of a mount at one moment, and directories that are not marked as listed.
@@ -262,6 +262,36 @@ async fn the_next_master_goes_on_where_each_range_was() {
     assert!(
         master.services().lookups.reader.read(move |tables| Ok(tables.index_ranges(id)?)).await.unwrap().is_empty()
     );
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_master_lists_only_what_was_not_noted() {
+    const PAGE: usize = 5;
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.list_in_pages_of(PAGE);
+    let keys = (0..6000).map(|number| format!("d{:02}/f{number:06}", number % 20));
+    let stored: BTreeMap<String, String> = keys.map(|key| (key.clone(), bucket.put(&key, "x"))).collect();
+    let pages = stored.len() / PAGE;
+    // The first master gets no further than this.
+    let turns = bucket.list_by_turns("");
+    turns.add_permits(pages / 4 * 3);
+    let mount = master.mount("/m", &uri).await;
+    let id = mount.id;
+    eventually(|| async {
+        let read = master.services().lookups.reader.read(move |tables| Ok(tables.index_ranges(id)?));
+        let noted: u64 = read.await.unwrap().iter().map(|range| range.entries).sum();
+        noted >= stored.len() as u64 / 2
+    })
+    .await;
+    let master = master.restart().await;
+    turns.add_permits(10 * pages);
+    master.indexed(&mount).await;
+    // With what cuts cost.
+    let listed = metric(&master.metrics, "list_pages_total");
+    assert!(listed < pages as u64, "{listed} pages were listed, and {pages} have all keys");
+    assert_eq!(master.tree("/m").await, expected(&stored));
     master.stop().await;
 }
 
