@@ -285,10 +285,7 @@ impl FsFile {
         let block = size / self.block_size();
         let end = to.min((block + 1) * self.block_size());
         let ends_with_block = size > 0 && size.is_multiple_of(self.block_size());
-        if ends_with_block || end <= size {
-            return Ok(());
-        }
-        self.zero_range(size..end, deadline).await
+        if ends_with_block || end <= size { Ok(()) } else { self.zero_range(size..end, deadline).await }
     }
 
     async fn zero_range(&self, range: Range<u64>, deadline: Instant) -> Result<(), ClientError> {
