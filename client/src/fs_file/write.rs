@@ -423,16 +423,6 @@ impl FsFile {
         if self.is_frozen(open.generation) {
             return Err(ClientError::BlockHeld { inode: self.inode, index });
         }
-        self.apply_to_replicas(index, open, at, op).await
-    }
-
-    async fn apply_to_replicas(
-        &self,
-        index: u32,
-        open: &OpenBlock,
-        at: &Range<u32>,
-        op: &BlockOp,
-    ) -> Result<(u32, Vec<u64>), ClientError> {
         let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(open, replica, at, op))).await;
         if let BlockOp::Write(bytes) = op {
             open.streamed.wrote(bytes.len(), open.files(), &self.shared.runtime);
