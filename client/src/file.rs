@@ -268,7 +268,7 @@ impl File {
             Some(file) => file
                 .write_now(offset, bytes)
                 .or_else(|| (file.write_behind(offset, bytes) == WriteBehindOutcome::Taken).then_some(())),
-            None => self.staged()?.file().write_now(offset, bytes, writer),
+            None => self.staged()?.file.write_now(offset, bytes, writer),
         };
         written.inspect(|()| self.has_written(bytes.len()))
     }
@@ -299,7 +299,7 @@ impl File {
         let length = bytes.len();
         let written = match (self.content(), self.staged()) {
             (Some(file), _) => file.write_soon(offset, bytes).await,
-            (_, Some(file)) => file.file().write(offset, bytes, writer).await,
+            (_, Some(file)) => file.file.write(offset, bytes, writer).await,
             (None, None) => {
                 let reason = format!("inode {} was opened to be read", self.inode());
                 Err(ClientError::Refused { errno: Errno::BADF.raw_os_error(), reason })

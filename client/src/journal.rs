@@ -56,7 +56,6 @@ const LOCKS: Shape = (512, 0, 1 << 18);
 const CHANGES: Shape = (256 * KIB, 0, 1 << 13);
 const CONTENTS: Shape = (256 * KIB, 0, 1 << 16);
 const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
-/// Behind the others: journals of earlier versions end before these.
 const BACKINGS: Shape = (128, 0, 1 << 18);
 const APPENDS: Shape = (128, 0, 1 << 16);
 
@@ -128,9 +127,6 @@ impl Journal {
                 return Err(io::Error::other(
                     "it was written by another version of cv, whose layout is not known here",
                 ));
-            }
-            if file.metadata()?.len() < bytes() {
-                file.set_len(bytes())?;
             }
             word(&file, EPOCH_AT)? + 1
         };
@@ -430,20 +426,6 @@ mod tests {
         third.thaw();
         drop(found);
         assert!(Journal::open(memory).unwrap().handles.take_all().is_empty());
-    }
-
-    #[test]
-    fn a_journal_of_before_there_were_backings_goes_on() {
-        let memory = memory();
-        let first = Journal::open(memory.try_clone().unwrap()).unwrap();
-        std::mem::forget(first.handles.put(b"kept").unwrap());
-        drop(first);
-        File::from(memory.try_clone().unwrap()).set_len(bytes() - table_bytes(BACKINGS)).unwrap();
-        let second = Journal::open(memory.try_clone().unwrap()).unwrap();
-        assert!(second.handles.take_all().len() == 1 && second.backings.take_all().is_empty());
-        std::mem::forget(second.backings.put(b"registered").unwrap());
-        let found = Journal::open(memory).unwrap().backings.take_all();
-        assert_eq!(found.iter().map(|(_, record)| &record[..]).collect::<Vec<_>>(), [b"registered"]);
     }
 
     #[test]

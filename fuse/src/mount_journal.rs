@@ -63,21 +63,14 @@ pub fn apply_mount(mount: &MountRecord, fuse: &mut schema::Fuse) {
     }
 }
 
-/// Cookie of the first entry where entries are counted: `.` and `..` come before.
-const FIRST_COUNTED: u64 = 3;
-
 /// What a reader of a directory was given, as the journal has it.
 pub fn position_record(number: u64, cookies: Vec<u64>, names: Vec<Vec<u8>>) -> PositionRecord {
-    let first = cookies.first().map_or(0, |first| first.saturating_sub(FIRST_COUNTED));
-    PositionRecord { number, first, names: names.into_iter().map(Into::into).collect(), cookies }
+    PositionRecord { number, names: names.into_iter().map(Into::into).collect(), cookies }
 }
 
 /// The names of a position with their cookies.
 pub fn given(position: &PositionRecord) -> impl Iterator<Item = (u64, &[u8])> {
-    let PositionRecord { first, names, cookies, .. } = position;
-    let counted = FIRST_COUNTED.saturating_add(*first)..;
-    let counted = counted.take(if cookies.is_empty() { names.len() } else { 0 });
-    cookies.iter().copied().chain(counted).zip(names.iter().map(|name| &name[..]))
+    position.cookies.iter().copied().zip(position.names.iter().map(|name| &name[..]))
 }
 
 /// The journal has no room for a record of this kind.
@@ -202,10 +195,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_have_cookies_and_those_of_older_processes_are_counted() {
+    fn positions_have_names_with_their_cookies() {
         let record = position_record(7, vec![9, 4], vec![b"a".into(), b"b".into()]);
         assert_eq!(given(&record).collect::<Vec<_>>(), [(9, &b"a"[..]), (4, b"b")]);
-        let older = PositionRecord { cookies: vec![], ..record };
-        assert_eq!(given(&older).collect::<Vec<_>>(), [(9, &b"a"[..]), (10, b"b")]);
     }
 }

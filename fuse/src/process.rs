@@ -472,10 +472,7 @@ fn identity(config: &Config) -> Identity {
 async fn find_root(client: &Client, path: &str) -> Result<Arc<Node>, FuseError> {
     let node =
         client.metadata().resolve(path).await.map_err(|cause| FuseError::Path { path: path.to_owned(), cause })?;
-    if !node.is_directory() {
-        return Err(FuseError::NotADirectory { path: path.to_owned() });
-    }
-    Ok(node)
+    if node.is_directory() { Ok(node) } else { Err(FuseError::NotADirectory { path: path.to_owned() }) }
 }
 
 /// Mounts and greets the kernel, both of which block.

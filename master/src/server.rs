@@ -15,6 +15,9 @@ use cavern_consensus::{
     until,
 };
 use cavern_net::WorkerPool;
+use cavern_proto::master::cluster_server::ClusterServer;
+use cavern_proto::master::namespace_server::NamespaceServer;
+use cavern_proto::master::views_server::ViewsServer;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use cavern_state::{Free, Resources, StateError};
@@ -34,7 +37,7 @@ use crate::error::MasterError;
 use crate::feature_version::FEATURE_VERSION;
 use crate::leader_election::LeaderElection;
 use crate::leader_state::{LeaderContext, WorkerClientFactory, WorkerClients};
-use crate::service::{Guarded, LeaderOnly, PriorityRuntimes, RaftService, tenants};
+use crate::service::{ANSWER_MAX, Guarded, LeaderOnly, PriorityRuntimes, REQUEST_MAX, RaftService, tenants};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -297,10 +300,19 @@ fn routes(audit: AuditLog, bootstrap: &Arc<Bootstrap>, election: &Arc<LeaderElec
     let masters = RaftServer::new(RaftService::new(bootstrap.clone(), election.clone()))
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(MESSAGE_MAX);
+    let namespace = LeaderOnly::new(election, |services| {
+        NamespaceServer::new(services).max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+    });
+    let cluster = LeaderOnly::new(election, |services| {
+        ClusterServer::new(services).max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+    });
+    let views = LeaderOnly::new(election, |services| {
+        ViewsServer::new(services).max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+    });
     Routes::new(Guarded::new(masters, audit.clone()))
-        .add_service(Guarded::new(LeaderOnly::namespace(election.clone()), audit.clone()))
-        .add_service(Guarded::new(LeaderOnly::cluster(election.clone()), audit.clone()))
-        .add_service(Guarded::new(LeaderOnly::views(election.clone()), audit))
+        .add_service(Guarded::new(namespace, audit.clone()))
+        .add_service(Guarded::new(cluster, audit.clone()))
+        .add_service(Guarded::new(views, audit))
         .prepare()
 }
 

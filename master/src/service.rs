@@ -15,6 +15,7 @@ mod roles;
 mod session;
 mod views;
 
+pub use call::{ANSWER_MAX, REQUEST_MAX};
 pub use guard::Guarded;
 pub use leader_only::LeaderOnly;
 pub use limits::tenants;

@@ -81,12 +81,9 @@ pub struct UfsStats {
     /// Objects and parts sent.
     pub puts: u64,
     pub deletes: u64,
-    /// Attempts and bodies that failed.
-    pub errors: u64,
     pub retries: u64,
-    /// Bytes of bodies received, and of those that the store took.
+    /// Bytes of bodies received.
     pub read_bytes: u64,
-    pub written_bytes: u64,
 }
 
 /// The counters of one store.
@@ -104,7 +101,6 @@ pub(crate) struct OperationMetrics {
     operation: &'static str,
     requests: Counter,
     latency: Histogram,
-    errors: Counter,
 }
 
 impl OperationMetrics {
@@ -115,12 +111,10 @@ impl OperationMetrics {
             operation: operation.name(),
             requests: FAMILIES.requests.get_or_create(&label).clone(),
             latency: FAMILIES.latency.get_or_create(&label).clone(),
-            errors: Counter::default(),
         }
     }
 
     pub(crate) fn failed(&self, error: &UfsError) {
-        self.errors.inc();
         let label = ErrorLabel { store: self.store.clone(), operation: self.operation, kind: error.kind() };
         FAMILIES.errors.get_or_create(&label).inc();
     }
@@ -161,10 +155,8 @@ impl StoreMetrics {
             gets: sent(Operation::Get),
             puts: sent(Operation::Put) + sent(Operation::Part),
             deletes: sent(Operation::Delete),
-            errors: self.operations.iter().map(|operation| operation.errors.get()).sum(),
             retries: self.retries.get(),
             read_bytes: self.bytes.get(),
-            written_bytes: self.written_bytes.get(),
         }
     }
 }

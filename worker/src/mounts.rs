@@ -156,10 +156,7 @@ impl Mounts {
     /// # Errors
     /// Those of the call.
     pub async fn refresh_to(&self, epoch: u64) -> Result<(), NetError> {
-        if self.table.read().epoch == Some(epoch) {
-            return Ok(());
-        }
-        self.fetch().await
+        if self.table.read().epoch == Some(epoch) { Ok(()) } else { self.fetch().await }
     }
 
     async fn fetch(&self) -> Result<(), NetError> {

@@ -210,7 +210,8 @@ impl Client {
     }
 
     fn made_staged(&self, file: Arc<StagedFile>) -> File {
-        Backing::Staged(Arc::new(StagedHandle::of_new(self.staged().clone(), file))).into()
+        // It has been counted as open since it was made.
+        Backing::Staged(Arc::new(StagedHandle { files: self.staged().clone(), file })).into()
     }
 
     /// Makes a file without a name (`O_TMPFILE`): it is gone with the last who has it open, unless it gets a name.

@@ -9,24 +9,15 @@ use crate::staged::{StagedFile, StagedFiles};
 
 /// Counted as open until it is dropped.
 pub(super) struct StagedHandle {
-    files: StagedFiles,
-    file: Arc<StagedFile>,
+    pub(super) files: StagedFiles,
+    pub(super) file: Arc<StagedFile>,
 }
 
 impl StagedHandle {
-    /// Of a file that has just been made, and is counted for it.
-    pub(super) fn of_new(files: StagedFiles, file: Arc<StagedFile>) -> Self {
-        Self { files, file }
-    }
-
     /// Opened by a thread.
     pub(super) fn open(files: StagedFiles, file: Arc<StagedFile>, thread: u32) -> Self {
         files.opened(&file, thread);
         Self { files, file }
-    }
-
-    pub(super) fn file(&self) -> &Arc<StagedFile> {
-        &self.file
     }
 
     /// Has the bucket take the file.

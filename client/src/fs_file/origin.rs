@@ -160,10 +160,7 @@ impl FsFile {
     /// Keeps the master from dropping blocks that it knows, and from taking in what others make of the origin.
     pub(super) async fn pin_blocks(&self) -> Result<(), ClientError> {
         let is_exposed = |known: &mut Known| self.open_ref.exposes(&known.layout) || known.layout.origin().is_some();
-        if self.open_ref.is_taken() || !self.use_known(is_exposed).await? {
-            return Ok(());
-        }
-        self.take_ref().await
+        if self.open_ref.is_taken() || !self.use_known(is_exposed).await? { Ok(()) } else { self.take_ref().await }
     }
 
     /// Keeps the master from dropping blocks that it is about to know.

@@ -285,10 +285,7 @@ impl FsFile {
         let block = size / self.block_size();
         let end = to.min((block + 1) * self.block_size());
         let ends_with_block = size > 0 && size.is_multiple_of(self.block_size());
-        if ends_with_block || end <= size {
-            return Ok(());
-        }
-        self.zero_range(size..end, deadline).await
+        if ends_with_block || end <= size { Ok(()) } else { self.zero_range(size..end, deadline).await }
     }
 
     async fn zero_range(&self, range: Range<u64>, deadline: Instant) -> Result<(), ClientError> {
@@ -426,16 +423,6 @@ impl FsFile {
         if self.is_frozen(open.generation) {
             return Err(ClientError::BlockHeld { inode: self.inode, index });
         }
-        self.apply_to_replicas(index, open, at, op).await
-    }
-
-    async fn apply_to_replicas(
-        &self,
-        index: u32,
-        open: &OpenBlock,
-        at: &Range<u32>,
-        op: &BlockOp,
-    ) -> Result<(u32, Vec<u64>), ClientError> {
         let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(open, replica, at, op))).await;
         if let BlockOp::Write(bytes) = op {
             open.streamed.wrote(bytes.len(), open.files(), &self.shared.runtime);

@@ -259,10 +259,7 @@ impl Metadata {
     async fn lock_made(&self, set: &SetLock, made: &Changed) -> Result<AnsweredBy, ClientError> {
         let lock = set.lock.unwrap_or_default();
         self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)?;
-        if made.applied_locally {
-            return Ok(AnsweredBy::Us);
-        }
-        Ok(AnsweredBy::Master { event_seq: made.event_seq })
+        if made.applied_locally { Ok(AnsweredBy::Us) } else { Ok(AnsweredBy::Master { event_seq: made.event_seq }) }
     }
 
     /// Waits until an event of the master, and so all before it, has been taken in, for as long as that takes. Whoever

@@ -141,10 +141,7 @@ impl BlockReader {
 
     /// The number of the version that counts; `None` while nothing is buffered.
     pub(crate) fn version(&self) -> Option<u64> {
-        if !self.has_version.load(SeqCst) {
-            return None;
-        }
-        self.version.lock().as_ref().map(|version| version.number)
+        if self.has_version.load(SeqCst) { self.version.lock().as_ref().map(|version| version.number) } else { None }
     }
 
     /// The file may have changed: what was asked for before this is given to no read that begins after it. A writer

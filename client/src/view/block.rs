@@ -13,7 +13,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use cavern_conf::backoff;
 use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_net::{NetError, Route};
@@ -88,7 +87,13 @@ impl Devices {
             };
             let read = async {
                 let workers = self.workers_of(&located?, generation, span.index)?;
-                self.read_at_workers(self.replicated(run, generation, span.index, workers), span, deadline).await
+                let block = self.replicated(run, generation, span.index, workers);
+                if let Some(file) = self.open_here(&block).await
+                    && let Some(bytes) = self.reader.read_known(&block, &file, span, deadline).await?
+                {
+                    return Ok(bytes);
+                }
+                self.reader.read(&Arc::new(block), span, deadline).await
             };
             let failure = match read.await {
                 Ok(bytes) => return self.copy(&bytes, buffer),
@@ -119,20 +124,6 @@ impl Devices {
         let found = located.iter().find(|extent| (extent.generation, extent.index) == (generation, index));
         let nobody = || self.failed(format!("no worker has block {index} of generation {generation}"));
         found.map(|extent| extent.workers.clone()).ok_or_else(nobody)
-    }
-
-    async fn read_at_workers(
-        &self,
-        block: ReplicatedBlock,
-        span: &Span,
-        deadline: Instant,
-    ) -> Result<Bytes, ClientError> {
-        if let Some(file) = self.open_here(&block).await
-            && let Some(bytes) = self.reader.read_known(&block, &file, span, deadline).await?
-        {
-            return Ok(bytes);
-        }
-        self.reader.read(&Arc::new(block), span, deadline).await
     }
 
     /// Whether nobody may write to a block of this generation of a file, as far as the mount table says.

@@ -10,20 +10,9 @@ use crate::read::local_file::{PastEnd, read_now};
 
 /// The file of an image.
 pub struct ImageFile {
-    file: File,
-    may_wait: bool,
-}
-
-impl ImageFile {
-    /// *Blocking*.
-    pub(super) fn waiting(file: File) -> Self {
-        Self { file, may_wait: true }
-    }
-
-    /// Reads of what is on the disk alone fail, as [`would_wait`] tells.
-    pub(super) fn cached(file: File) -> Self {
-        Self { file, may_wait: false }
-    }
+    pub(super) file: File,
+    /// Reads are *blocking*; otherwise those of what is on the disk alone fail, as [`would_wait`] tells.
+    pub(super) may_wait: bool,
 }
 
 impl ReadAt for ImageFile {

@@ -36,8 +36,9 @@ impl OpenView {
         let name = view.name.clone();
         let failed = |cause: String| ClientError::View { view: name.clone(), cause };
         let copy = || file.try_clone().map_err(|error| failed(format!("its copy cannot be opened: {error}")));
-        let image = Image::open(ImageFile::waiting(copy()?)).map_err(|error| failed(error.to_string()))?;
-        let cached = image.by_way_of(ImageFile::cached(copy()?));
+        let image =
+            Image::open(ImageFile { file: copy()?, may_wait: true }).map_err(|error| failed(error.to_string()))?;
+        let cached = image.by_way_of(ImageFile { file: copy()?, may_wait: false });
         let table = ViewTable::open(file, &view).map_err(failed)?;
         // No device of the image may be larger than what is answered for it.
         let mut devices = image.devices().iter().zip(&view.device_blocks);

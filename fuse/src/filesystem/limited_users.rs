@@ -10,10 +10,7 @@ use crate::kernel::{Caller, Credentials};
 impl Inner {
     /// The user by whom something is checked in the mount of a node, if users are limited there.
     pub(super) async fn limited_user(&self, node: &Node, caller: Caller) -> Option<User> {
-        if !node.limits_users() {
-            return None;
-        }
-        Some(Credentials::of(caller).await.into_user(caller))
+        if node.limits_users() { Some(Credentials::of(caller).await.into_user(caller)) } else { None }
     }
 
     /// Has the master say whether somebody may read a directory whom it takes for another one than the kernel does.

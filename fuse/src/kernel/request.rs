@@ -237,14 +237,8 @@ impl<'a> Operation<'a> {
                 Self::BatchForget(Forgets(rest.get(..length)?))
             }
             opcode::LOOKUP => Self::Lookup { name: name(body)? },
-            opcode::GETATTR => {
-                take::<abi::GetattrIn>(body)?;
-                Self::Getattr
-            }
-            opcode::STATX => {
-                take::<abi::StatxIn>(body)?;
-                Self::Statx
-            }
+            opcode::GETATTR => take::<abi::GetattrIn>(body).map(|_| Self::Getattr)?,
+            opcode::STATX => take::<abi::StatxIn>(body).map(|_| Self::Statx)?,
             opcode::READLINK => Self::Readlink,
             opcode::OPEN => Self::Open { flags: take::<abi::OpenIn>(body)?.0.flags },
             opcode::READ => {
@@ -253,10 +247,7 @@ impl<'a> Operation<'a> {
                 Self::Read { fh: read.fh, offset: read.offset, size: read.size, is_kept }
             }
             opcode::RELEASE => Self::Release { fh: take::<abi::ReleaseIn>(body)?.0.fh },
-            opcode::OPENDIR => {
-                take::<abi::OpenIn>(body)?;
-                Self::Opendir
-            }
+            opcode::OPENDIR => take::<abi::OpenIn>(body).map(|_| Self::Opendir)?,
             opcode::READDIR => {
                 let read = take::<abi::ReadIn>(body)?.0;
                 Self::Readdir { fh: read.fh, offset: read.offset, size: read.size }

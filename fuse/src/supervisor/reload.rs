@@ -2,8 +2,8 @@
 //!
 //! A supervisor listens at an abstract Unix socket. Its name has that of the mount's device, which is unique on a host,
 //! and an end that nobody can guess, since any user could take one that can be. Who looks for it finds it in the
-//! kernel's list, and passes over the sockets of others. Supervisors of earlier versions listen at the name without
-//! that end. It answers with one line: `ok` and the daemon's process, or the reason why not.
+//! kernel's list, and passes over the sockets of others. It answers with one line: `ok` and the daemon's process, or
+//! the reason why not.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -51,15 +51,13 @@ fn stem(device: &str) -> String {
     format!("cavern-fuse/{device}")
 }
 
-/// The abstract sockets that have such names, whoever has made them, with the one that has no end.
+/// The abstract sockets that have such names, whoever has made them.
 fn names(device: &str) -> io::Result<BTreeSet<String>> {
-    let (list, stem) = (std::fs::read("/proc/net/unix")?, stem(device));
+    let (list, stem) = (std::fs::read("/proc/net/unix")?, stem(device) + "/");
     let list = String::from_utf8_lossy(&list);
     // The name is the last of eight fields, with an @ for the NUL byte that makes it abstract.
     let name = |line: &str| Some(line.split_whitespace().nth(7)?.strip_prefix('@')?.to_owned());
-    let is_of_device =
-        |name: &String| name.strip_prefix(&stem).is_some_and(|end| end.is_empty() || end.starts_with('/'));
-    Ok(list.lines().filter_map(name).filter(is_of_device).collect())
+    Ok(list.lines().filter_map(name).filter(|name| name.starts_with(&stem)).collect())
 }
 
 /// Connects to the supervisor of a device, which is that of the user who has mounted it; otherwise gives another user
@@ -179,15 +177,12 @@ mod tests {
         let own = geteuid().as_raw();
         assert!(connect(&device, Some(own)).await.is_err());
         let bind = |name: String| StdListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
-        // Neither is one of the device.
-        let _taken = ["0", "0/a"].map(|end| bind(stem(&device) + end));
+        // None is one of the device.
+        let _taken = ["", "0", "0/a"].map(|end| bind(stem(&device) + end));
         assert!(names(&device).unwrap().is_empty());
-        // As supervisors of earlier versions do, and as those of this one.
-        for end in ["", "/a"] {
-            let _supervisor = bind(stem(&device) + end);
-            assert_eq!(names(&device).unwrap().into_iter().collect::<Vec<_>>(), [stem(&device) + end]);
-            assert!(connect(&device, Some(own)).await.unwrap().is_ok());
-            assert_eq!(connect(&device, Some(own + 1)).await.unwrap().unwrap_err(), own);
-        }
+        let _supervisor = bind(stem(&device) + "/a");
+        assert_eq!(names(&device).unwrap().into_iter().collect::<Vec<_>>(), [stem(&device) + "/a"]);
+        assert!(connect(&device, Some(own)).await.unwrap().is_ok());
+        assert_eq!(connect(&device, Some(own + 1)).await.unwrap().unwrap_err(), own);
     }
 }

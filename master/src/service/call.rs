@@ -15,9 +15,9 @@ use crate::services::Services;
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the
 /// bytes that it had on the wire.
-pub(super) const REQUEST_MAX: usize = 1 << 20;
+pub const REQUEST_MAX: usize = 1 << 20;
 /// Longest answer.
-pub(super) const ANSWER_MAX: usize = 16 << 20;
+pub const ANSWER_MAX: usize = 16 << 20;
 
 /// What a call is answered with.
 pub(super) type Answer<T> = Result<Response<T>, Status>;

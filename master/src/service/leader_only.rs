@@ -5,52 +5,23 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use cavern_proto::master::cluster_server::ClusterServer;
-use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_proto::master::views_server::ViewsServer;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
 
-use super::call::{ANSWER_MAX, REQUEST_MAX};
 use crate::leader_election::LeaderElection;
-use crate::leader_state::LeaderState;
 use crate::services::Services;
 
 /// One of the services, `S`, of whatever term there is.
 #[derive(Clone)]
 pub struct LeaderOnly<S> {
     election: Arc<LeaderElection>,
-    of: fn(&LeaderState) -> S,
+    of: fn(Services) -> S,
 }
 
-impl LeaderOnly<NamespaceServer<Services>> {
-    pub fn namespace(election: Arc<LeaderElection>) -> Self {
-        let of = |term: &LeaderState| {
-            let server = NamespaceServer::new(term.services.clone());
-            server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
-        };
-        Self { election, of }
-    }
-}
-
-impl LeaderOnly<ClusterServer<Services>> {
-    pub fn cluster(election: Arc<LeaderElection>) -> Self {
-        let of = |term: &LeaderState| {
-            let server = ClusterServer::new(term.services.clone());
-            server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
-        };
-        Self { election, of }
-    }
-}
-
-impl LeaderOnly<ViewsServer<Services>> {
-    pub fn views(election: Arc<LeaderElection>) -> Self {
-        let of = |term: &LeaderState| {
-            let server = ViewsServer::new(term.services.clone());
-            server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
-        };
-        Self { election, of }
+impl<S> LeaderOnly<S> {
+    pub fn new(election: &Arc<LeaderElection>, of: fn(Services) -> S) -> Self {
+        Self { election: election.clone(), of }
     }
 }
 
@@ -74,7 +45,7 @@ where
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         match self.election.term().filter(|term| term.services.lease.holds()) {
             // The generated services are always ready.
-            Some(term) => Box::pin((self.of)(&term).call(request)),
+            Some(term) => Box::pin((self.of)(term.services.clone()).call(request)),
             None => {
                 let answer = self.election.not_leading().to_status().into_http();
                 Box::pin(async move { Ok(answer) })

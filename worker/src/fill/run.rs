@@ -145,10 +145,7 @@ impl Fills {
         if run.needs.lock().is_empty() && self.retire(block.id(), run, true) {
             return Err(Refusal::new(Status::Deadline, "nobody waits for it any more"));
         }
-        if block.is_dead() {
-            return Err(Refusal::new(Status::Overloaded, "the block was dropped meanwhile"));
-        }
-        Ok(())
+        if block.is_dead() { Err(Refusal::new(Status::Overloaded, "the block was dropped meanwhile")) } else { Ok(()) }
     }
 
     /// Writes whole chunks and makes them visible. That is done here while the disk keeps up: a chunk goes to the page

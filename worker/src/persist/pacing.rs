@@ -49,10 +49,7 @@ impl UploadPacing {
             return Duration::ZERO;
         }
         // What waits for the longest is not counted, lest what comes later waits for it for as long again.
-        if self.rate.wait() >= LONGEST_WAIT {
-            return LONGEST_WAIT;
-        }
-        self.rate.take(bytes).min(LONGEST_WAIT)
+        if self.rate.wait() >= LONGEST_WAIT { LONGEST_WAIT } else { self.rate.take(bytes).min(LONGEST_WAIT) }
     }
 
     fn serves_clients(&self) -> bool {

@@ -110,10 +110,7 @@ impl ReceiveBuffer {
 
     /// The bytes that were received; the buffer goes home after the last reference to them.
     pub(super) fn freeze(mut self) -> Bytes {
-        if self.home.strong_count() == 0 {
-            return std::mem::take(&mut self.bytes).freeze();
-        }
-        Bytes::from_owner(self)
+        if self.home.strong_count() == 0 { std::mem::take(&mut self.bytes).freeze() } else { Bytes::from_owner(self) }
     }
 }
 

@@ -42,19 +42,8 @@ impl Listings {
         self.propose_adoption(directory, mount, names, marker, rest).await
     }
 
-    /// Takes a single name into a directory, of which nothing but that it is there is known.
-    pub(super) async fn adopt_name(
-        &self,
-        mount: &OpenMount,
-        directory: &Directory,
-        name: &Bytes,
-        listed: Listed,
-    ) -> Result<(), WorkError> {
-        let names = vec![(name.clone(), listed)];
-        self.propose_adoption(directory, mount, names, String::new(), WindowTail::Unknown).await.map(drop)
-    }
-
-    async fn propose_adoption(
+    /// Takes names into a directory; `marker` is the ETag of the object that stands for it.
+    pub(super) async fn propose_adoption(
         &self,
         directory: &Directory,
         mount: &OpenMount,

@@ -10,6 +10,7 @@ use cavern_state::records::version;
 use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{Listed, UfsError, is_name};
 
+use super::adopt::WindowTail;
 use super::diff::listed_entry;
 use super::{CheckReason, Listings};
 use crate::error::WorkError;
@@ -36,7 +37,8 @@ impl Listings {
             if place.record.listed_ns == 0
                 && let Some(listed) = self.ask(&mount, &place, name, why).await?
             {
-                self.adopt_name(&mount, &place, name, listed).await?;
+                let names = vec![(name.clone(), listed)];
+                self.propose_adoption(&place, &mount, names, String::new(), WindowTail::Unknown).await?;
             }
             return Ok(());
         }

@@ -258,10 +258,7 @@ impl DirectoryDelegations {
 
     /// Whoever holds the delegation of a directory.
     pub fn holder(&self, directory: u64) -> Option<u64> {
-        if self.is_empty() {
-            return None;
-        }
-        self.held.lock().holders.get(&directory).map(|held| held.session)
+        if self.is_empty() { None } else { self.held.lock().holders.get(&directory).map(|held| held.session) }
     }
 
     /// Whoever holds one or is about to, if it is not this session; all are others for session 0. Who only waits for

@@ -77,10 +77,7 @@ impl Wanted {
         if let Some(command) = text("credential_process") {
             return of_program(command).await.map(Some);
         }
-        if text("sso_account_id").is_some() {
-            return self.of_sign_on(settings, files).await.map(Some);
-        }
-        Ok(None)
+        if text("sso_account_id").is_some() { self.of_sign_on(settings, files).await.map(Some) } else { Ok(None) }
     }
 
     /// Of the IAM Identity Center, by the token that `aws sso login` has left.

@@ -24,48 +24,63 @@ use crate::listing::diff::{self, listed_entry};
 /// Names from the mount's root down to a directory.
 pub(super) type Path = Vec<Bytes>;
 
-/// A directory of the current position's path.
-#[derive(Debug)]
-struct Frame {
-    /// Names down to it, and what its keys begin with; both empty for the root.
-    path: Path,
-    prefix: String,
-    /// Where in it the page begins.
-    after: Vec<u8>,
-    /// Of this page, and objects of earlier ones whose place comes later.
-    names: BTreeMap<Bytes, Listed>,
-    /// Directories whose place was passed before, but that the page has keys of.
-    passed: Vec<Bytes>,
-    /// The page, or an earlier one, has keys in it.
-    is_seen: bool,
-    /// All of its keys are in this range, and were listed since it began.
-    is_whole: bool,
-    /// It began with this page.
-    is_new: bool,
-    /// Others list it: what pages say of it was not used.
-    is_left_alone: bool,
-    /// It has names that are to be taken away at the end.
-    has_absent: bool,
-    /// Since when it has had the names of all pages, on the master's clock; 0 before the first.
-    since_ns: i64,
-}
-
-/// What one page says of one directory.
+/// What one page says of one directory; while a range is read, one of the directories of its current position.
 #[derive(Debug)]
 pub(super) struct DirectoryWindow {
+    /// Names down to it, and what its keys begin with; both empty for the root.
     pub path: Path,
     pub prefix: String,
+    /// Begins where the page does. Its names are of this page, or objects of earlier ones whose place comes later.
     pub window: Window,
+    /// Directories whose place was passed before, but that the page has keys of.
     pub passed: Vec<Bytes>,
+    /// The page, or an earlier one, has keys in it.
     pub is_seen: bool,
+    /// All of its keys are in this range, and were listed since it began.
     pub is_whole: bool,
+    /// It began with this page.
     pub is_new: bool,
+    /// Others list it: what pages say of it was not used.
     pub is_left_alone: bool,
+    /// It has names that are to be taken away at the end.
     pub has_absent: bool,
+    /// Since when it has had the names of all pages, on the master's clock; 0 before the first.
     pub since_ns: i64,
 }
 
 impl DirectoryWindow {
+    fn new(path: Path, prefix: String, is_whole: bool) -> Self {
+        Self {
+            path,
+            prefix,
+            window: Window { after: Vec::new(), upto: None, names: BTreeMap::new(), marker: None },
+            passed: Vec::new(),
+            is_seen: false,
+            is_whole,
+            is_new: true,
+            is_left_alone: false,
+            has_absent: false,
+            since_ns: 0,
+        }
+    }
+
+    fn name(&self) -> &[u8] {
+        self.path.last().map_or(&[][..], |name| &name[..])
+    }
+
+    /// Takes out what lies in it up to a key; `None` where that is nothing.
+    fn window_upto(&mut self, key: &str) -> Option<Self> {
+        let upto = key.strip_prefix(&self.prefix)?.as_bytes().to_vec();
+        let mut names = std::mem::take(&mut self.window.names);
+        self.window.names.extend(names.extract_if(.., |name, _| place_cmp(name, &upto) == Ordering::Greater));
+        let passed = std::mem::take(&mut self.passed);
+        if self.window.after == upto && names.is_empty() && passed.is_empty() {
+            return None;
+        }
+        let window = Window { after: self.window.after.clone(), upto: Some(upto), names, marker: None };
+        Some(Self { path: self.path.clone(), prefix: self.prefix.clone(), window, passed, ..*self })
+    }
+
     /// Whether no other page has to do with the rest of the directory.
     pub(super) fn is_all(&self) -> bool {
         self.is_whole && self.window.upto.is_none()
@@ -75,7 +90,7 @@ impl DirectoryWindow {
 /// The directories that a range is in.
 #[derive(Debug)]
 pub(super) struct Frames {
-    frames: Vec<Frame>,
+    frames: Vec<DirectoryWindow>,
     /// Entries so far, and keys that cannot be names.
     pub entries: u64,
     pub hidden: u64,
@@ -93,7 +108,7 @@ pub(super) struct Bounds {
 impl Frames {
     /// Those of a position, behind which the listing goes on.
     pub(super) fn at(position: &str, entries: u64, hidden: u64) -> Self {
-        let root = Frame::new(Vec::new(), String::new(), position.is_empty());
+        let root = DirectoryWindow::new(Vec::new(), String::new(), position.is_empty());
         let mut frames = Self { frames: vec![root], entries, hidden };
         for name in directories_of(position) {
             frames.enter(name, false);
@@ -103,13 +118,14 @@ impl Frames {
 
     /// Whether objects wait for their place to be passed.
     pub(super) fn hold_back(&self) -> bool {
-        self.frames.iter().any(|frame| !frame.names.is_empty())
+        self.frames.iter().any(|frame| !frame.window.names.is_empty())
     }
 
     /// What objects wait for it, by directory.
     pub(super) fn held_back(&self) -> Vec<(Path, Bytes)> {
-        let names =
-            |frame: &Frame| -> Vec<_> { frame.names.keys().map(|name| (frame.path.clone(), name.clone())).collect() };
+        let names = |frame: &DirectoryWindow| -> Vec<_> {
+            frame.window.names.keys().map(|name| (frame.path.clone(), name.clone())).collect()
+        };
         self.frames.iter().flat_map(names).collect()
     }
 
@@ -141,7 +157,7 @@ impl Frames {
     ) -> Vec<DirectoryWindow> {
         let ends_in = |prefix: &str| bounds.upto.as_deref().is_some_and(|end| end.starts_with(prefix));
         for frame in &mut self.frames {
-            frame.after = position.strip_prefix(&frame.prefix).unwrap_or_default().as_bytes().to_vec();
+            frame.window.after = position.strip_prefix(&frame.prefix).unwrap_or_default().as_bytes().to_vec();
             frame.is_whole &= !ends_in(&frame.prefix);
             frame.is_new = position.is_empty();
         }
@@ -163,7 +179,8 @@ impl Frames {
                 self.hidden += 1;
             } else if let Some(frame) = self.frames.last_mut().filter(|_| !file.is_empty()) {
                 self.entries += 1;
-                frame.names.insert(Bytes::copy_from_slice(file.as_bytes()), Listed::File { size, mtime_ns, etag });
+                let listed = Listed::File { size, mtime_ns, etag };
+                frame.window.names.insert(Bytes::copy_from_slice(file.as_bytes()), listed);
             }
         }
         match upto {
@@ -190,9 +207,9 @@ impl Frames {
             let Some(parent) = self.frames.last_mut() else { return };
             if seen == Seen::Yes {
                 let name = Bytes::copy_from_slice(name.as_bytes());
-                if place_cmp(&name, &parent.after) == Ordering::Greater {
+                if place_cmp(&name, &parent.window.after) == Ordering::Greater {
                     self.entries += 1;
-                    parent.names.insert(name, Listed::Directory);
+                    parent.window.names.insert(name, Listed::Directory);
                 } else {
                     parent.passed.push(name);
                 }
@@ -208,16 +225,15 @@ impl Frames {
 
     /// Keeps `depth` frames; the listing has passed the others.
     fn leave(&mut self, depth: usize, windows: &mut Vec<DirectoryWindow>) {
-        while self.frames.len() > depth {
-            windows.extend(self.frames.pop().map(Frame::rest));
-        }
+        let passed = self.frames.drain(depth.min(self.frames.len())..);
+        windows.extend(passed.rev());
     }
 
     fn enter(&mut self, name: &str, is_whole: bool) {
         let Some(parent) = self.frames.last() else { return };
         let (mut path, prefix) = (parent.path.clone(), format!("{}{name}/", parent.prefix));
         path.push(Bytes::copy_from_slice(name.as_bytes()));
-        self.frames.push(Frame::new(path, prefix, is_whole));
+        self.frames.push(DirectoryWindow::new(path, prefix, is_whole));
     }
 }
 
@@ -225,69 +241,6 @@ impl Frames {
 enum Seen {
     Yes,
     No,
-}
-
-impl Frame {
-    fn new(path: Path, prefix: String, is_whole: bool) -> Self {
-        Self {
-            path,
-            prefix,
-            after: Vec::new(),
-            names: BTreeMap::new(),
-            passed: Vec::new(),
-            is_seen: false,
-            is_whole,
-            is_new: true,
-            is_left_alone: false,
-            has_absent: false,
-            since_ns: 0,
-        }
-    }
-
-    fn name(&self) -> &[u8] {
-        self.path.last().map_or(&[][..], |name| &name[..])
-    }
-
-    /// The rest of it.
-    fn rest(self) -> DirectoryWindow {
-        let window = Window { after: self.after, upto: None, names: self.names, marker: None };
-        DirectoryWindow {
-            path: self.path,
-            prefix: self.prefix,
-            window,
-            passed: self.passed,
-            is_seen: self.is_seen,
-            is_whole: self.is_whole,
-            is_new: self.is_new,
-            is_left_alone: self.is_left_alone,
-            has_absent: self.has_absent,
-            since_ns: self.since_ns,
-        }
-    }
-
-    /// What lies in it up to a key; `None` where that is nothing.
-    fn window_upto(&mut self, key: &str) -> Option<DirectoryWindow> {
-        let upto = key.strip_prefix(&self.prefix)?.as_bytes().to_vec();
-        let mut names = std::mem::take(&mut self.names);
-        self.names.extend(names.extract_if(.., |name, _| place_cmp(name, &upto) == Ordering::Greater));
-        let passed = std::mem::take(&mut self.passed);
-        if self.after == upto && names.is_empty() && passed.is_empty() {
-            return None;
-        }
-        let window = Window { after: self.after.clone(), upto: Some(upto), names, marker: None };
-        Some(DirectoryWindow {
-            path: self.path.clone(),
-            prefix: self.prefix.clone(),
-            window,
-            passed,
-            is_seen: self.is_seen,
-            is_whole: self.is_whole,
-            is_new: self.is_new,
-            is_left_alone: self.is_left_alone,
-            has_absent: self.has_absent,
-            since_ns: self.since_ns,
-        })
-    }
 }
 
 /// The names of the directories that a key is in, as far as they can be shown.

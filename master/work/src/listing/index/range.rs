@@ -409,10 +409,7 @@ impl Range {
         let parts: Vec<(Path, i64)> = parts.map(|window| (window.path.clone(), window.since_ns)).collect();
         let (id, read_ns) = (mount.id(), context.now_ns());
         let compared = listings.0.reader.read(move |tables| {
-            if tables.mount(id)?.is_none() {
-                return Ok(None);
-            }
-            page::changes(tables, &known, windows).map(Some)
+            if tables.mount(id)?.is_none() { Ok(None) } else { page::changes(tables, &known, windows).map(Some) }
         });
         let Some(changes) = compared.await.map_err(Failure::Log)? else { return Err(Failure::Gone) };
         let PageChanges { groups, absent, mut left_alone, found, added, at_edge } = changes;
