@@ -290,9 +290,12 @@ fn a_bucket_that_cannot_be_had_is_told_in_time_and_nothing_is_started() {
         ("s3://bucket/train", "AWS_ENDPOINT_URL", silent.as_str(), 3, "s3://bucket"),
         ("s3://no-such-bucket", "AWS_REGION", "us-east-1", 4, "no such bucket"),
         ("s3://bucket/train", "AWS_SECRET_ACCESS_KEY", "mistaken", 1, "access denied"),
+        // Nor does the instance say anything.
+        ("s3://bucket/train", "AWS_ACCESS_KEY_ID", "", 3, "no usable credentials in the environment or shared files"),
         ("bucket/train", "AWS_REGION", "us-east-1", 2, "s3://BUCKET"),
     ] {
         let mut command = mounted.fuse(uri, &[]);
+        command.env_remove("AWS_EC2_METADATA_DISABLED").env("AWS_EC2_METADATA_SERVICE_ENDPOINT", &silent);
         command.env(variable, value);
         let began = Instant::now();
         let refused = finish(command);
@@ -310,6 +313,44 @@ fn a_bucket_that_cannot_be_had_is_told_in_time_and_nothing_is_started() {
     cluster.start("s3");
     let status = within("it is mounted", PATIENCE, move || waiting.wait().unwrap());
     assert!(status.success() && mounted.reads(&seeded), "{}", mounted.log());
+    mounted.umount();
+}
+
+#[test]
+fn doctor_looks_at_a_mount_and_at_a_bucket_as_cv_fuse_finds_them() {
+    let (cluster, _) = store();
+    let mounted = Mounted::new(&cluster, "looked-at");
+    mounted.start("s3://bucket/train", &[]);
+    let conf = mounted.cache.join("cluster.toml");
+    let doctor = |arguments: &[&str]| mounted.command(&cv_path(), &[&["doctor", "--json"][..], arguments].concat());
+    // Levels and sentences of a check.
+    let told = |looked: &Finished, check: &str| -> Vec<(String, String)> {
+        assert!(!looked.stdout.contains(&cluster.s3.secret_key), "{looked:?}");
+        let report = looked.json();
+        let of_check = report["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == check);
+        of_check.map(|one| (one["level"].as_str().unwrap().to_owned(), one.to_string())).collect()
+    };
+    let looked = finish(doctor(&["--conf", conf.to_str().unwrap()]));
+    for check in
+        ["configuration", "port", "directory", "masters", "workers", "mount-point", "bucket-list", "bucket-get"]
+    {
+        let found = told(&looked, check);
+        assert!(!found.is_empty() && found.iter().all(|(level, _)| level == "ok"), "{check}: {found:?}");
+    }
+    let own = |text: &str| text.contains(mounted.cache.to_str().unwrap());
+    assert_eq!(told(&looked, "directory").iter().filter(|(_, text)| own(text)).count(), 2, "{looked:?}");
+
+    // Where no cluster is configured, none is missed.
+    let looked = finish(doctor(&[]));
+    assert_eq!((told(&looked, "masters"), told(&looked, "directory")), (vec![], vec![]), "{looked:?}");
+    assert!(told(&looked, "configuration").iter().any(|(level, text)| level == "note" && own(text)), "{looked:?}");
+    let looked = finish(doctor(&["--bucket", "s3://bucket/train"]));
+    assert_eq!(told(&looked, "bucket-get").len(), 1, "{looked:?}");
+    assert_eq!(told(&looked, "bucket-get")[0].0, "ok", "{looked:?}");
+    let mut mistaken = doctor(&["--bucket", "s3://bucket/train"]);
+    mistaken.env("AWS_SECRET_ACCESS_KEY", "mistaken");
+    let refused = finish(mistaken);
+    assert!(refused.code == 2 && told(&refused, "bucket-list")[0].1.contains("denied"), "{refused:?}");
     mounted.umount();
 }
 
