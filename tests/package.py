@@ -145,7 +145,8 @@ def check_files(root, brought):
         expected = SPECIAL.get(name, ("755" if is_program else "644", "root:root"))
         assert (mode, owner) == expected, f"{name}: {shown}"
     wanted = {"/usr/bin/cv", "/usr/libexec/cavern/hold-mount", "/usr/lib/sysctl.d/60-cavern.conf",
-              "/usr/share/cavern/cluster.toml", "/usr/share/doc/cavern/copyright", "/usr/share/doc/cavern/licences.gz",
+              "/usr/share/cavern/cluster.toml", "/usr/share/cavern/version", "/usr/share/doc/cavern/copyright",
+              "/usr/share/doc/cavern/licences.gz",
               "/usr/share/doc/cavern/licences-of-rust.html.gz",
               "/usr/share/fish/vendor_completions.d/cv.fish", *SPECIAL,
               *(f"/usr/lib/systemd/system/{unit}" for unit in UNITS)}
@@ -276,6 +277,16 @@ def check_rpm(root, rpm):
     root.sh("cv version && getent passwd cavern && test -e /usr/share/zsh/site-functions/_cv")
     for name, (mode, owner) in SPECIAL.items():
         assert root.sh(f"stat --format '%a %U:%G' {name}").strip() == f"{mode} {owner}", name
+    # The way back is refused, unless somebody knows what he does.
+    version = root.path / "usr/share/cavern/version"
+    there = version.read_text()
+    version.write_text(f"{there.strip()}.1\n")
+    refused = run(*command, "--upgrade", "--force", rpm, fails=True)
+    assert "CAVERN_DOWNGRADE=yes" in refused, refused
+    assert version.read_text() != there, "nothing of it is installed"
+    run(*command, "--upgrade", "--force", rpm, env={**os.environ, "CAVERN_DOWNGRADE": "yes"})
+    assert version.read_text() == there
+    run(*command, "--upgrade", "--force", rpm)
     run(*command, "--erase", "cavern")
     left = {name for name in root.files() - before if not name.startswith(("/var/lib/rpm", "/usr/lib/sysimage"))}
     assert not any("cavern" in name or name.endswith(("/cv", "/_cv")) for name in left), left
