@@ -401,6 +401,89 @@ fn in_the_foreground_it_stays_and_signals_unmount() {
 }
 
 #[test]
+fn a_host_becomes_the_first_of_a_cluster_with_all_that_it_has_cached() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "joins");
+    mounted.start("s3://bucket/train", &[]);
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+
+    // As docs/one-host.md has it, in a directory of the test.
+    let top = mounted.cache.with_file_name("cluster");
+    let path = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    fs::create_dir(&top).unwrap();
+    for name in ["master", "worker"] {
+        fs::rename(mounted.cache.join(name), top.join(name)).unwrap();
+    }
+    let cv = |arguments: &[&str]| {
+        let mut command = mounted.command(&cv_path(), arguments);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
+            command.env_remove(name);
+        }
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"] {
+            command.env_remove(name);
+        }
+        command
+    };
+    let run = |arguments: &[&str]| {
+        let done = finish(cv(arguments));
+        assert_eq!(done.code, 0, "{arguments:?}: {done:?}");
+        done
+    };
+    let (authority, certificates, conf) = (path("authority"), path("certificates"), path("cluster.toml"));
+    run(&["cert", "init", "--dir", &authority]);
+    for (role, name) in [("admin", "host"), ("master", "host"), ("worker", "worker0"), ("client", "host")] {
+        run(&["cert", "issue", role, name, "--dir", &authority, "--out", &certificates]);
+    }
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [master, worker] = listeners.each_ref().map(|listener| listener.local_addr().unwrap().to_string());
+    drop(listeners);
+    let text = format!(
+        "[cluster]\nmasters = [{master:?}]\n\
+         [security]\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
+         [master]\nlisten = {master:?}\nhttp_listen = \"127.0.0.1:0\"\ndata_dir = {:?}\n\
+         [worker]\nlisten = {worker:?}\nhttp_listen = \"127.0.0.1:0\"\ndirs = [{:?}]\n\
+         [fuse]\nhttp_listen = \"127.0.0.1:0\"\nmount_point = {:?}\n\
+         [ufs]\nendpoints = [\"127.0.0.1\"]\n",
+        path("authority/ca.pem"),
+        path("certificates/admin-host.pem"),
+        path("certificates/admin-host-key.pem"),
+        path("master"),
+        format!("[SSD]{}", path("worker")),
+        path("mnt"),
+    );
+    fs::write(&conf, text).unwrap();
+    // Its processes have the directory in their command lines.
+    let member = Mounted { cluster: &cluster, mount_point: top.join("mnt"), cache: top.clone() };
+    let begin = |role: &str, certificate: &str| {
+        let log = File::create(top.join(format!("{role}.log"))).unwrap();
+        let mut command = cv(&[role, "--conf", &conf]);
+        command.env("CV_SECURITY__CERTIFICATE", path(&format!("certificates/{certificate}.pem")));
+        command.env("CV_SECURITY__KEY", path(&format!("certificates/{certificate}-key.pem")));
+        Foreground(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
+    };
+    let _servers = [("master", "master-host"), ("worker", "worker-worker0")].map(|(role, own)| begin(role, own));
+    let nodes = eventually("the worker is live", PATIENCE, || {
+        let listed = finish(cv(&["node", "list", "--json", "--conf", &conf]));
+        let nodes = (listed.code == 0).then(|| listed.json())?;
+        (nodes[0]["state"] == "live" && nodes[0]["data"] == worker.as_str()).then_some(nodes)
+    });
+    assert_eq!(nodes.as_array().unwrap().len(), 1, "{nodes}");
+    let keys =
+        format!("AWS_ACCESS_KEY_ID={}\nAWS_SECRET_ACCESS_KEY={}\n", cluster.s3.access_key, cluster.s3.secret_key);
+    fs::write(path("keys"), keys).unwrap();
+    run(&["mount", "update", "/bucket", "--credentials-file", &path("keys"), "--conf", &conf]);
+    let _client = begin("fuse", "client-host");
+    cluster.s3.reset_stats();
+    eventually("the bucket is there", PATIENCE, || member.path("bucket").exists().then_some(()));
+    for (key, content) in &seeded {
+        let file = member.path("bucket").join(&key["train/".len()..]);
+        assert!(fs::read(&file).unwrap() == *content, "{}", file.display());
+    }
+    assert_eq!(cluster.s3.requests("GET"), 0);
+}
+
+#[test]
 fn mount_8_mounts_by_the_options_of_fstab() {
     let (cluster, seeded) = store();
     let mounted = Mounted::new(&cluster, "fstab");
