@@ -6,9 +6,10 @@
 
 Makes a root directory of Debian for each suite (mmdebstrap), with systemd, man-db and bash-completion, whose programs
 judge what the package brings. Boots it (systemd-nspawn), with a stand-in for `cv`, to see what becomes of the units
-when they are restarted, when the package is upgraded, and when it is removed. The .rpm is installed there as well: no
-EL9 is to be had from Debian's mirrors, so what it needs is compared with what EL9 has. Needs root. Exit code 0 when all
-is well.
+when they are restarted, when the package is upgraded, and when it is removed; and with `cv` itself, to see what becomes
+of a line of /etc/fstab. The .rpm is installed there as well: no EL9 is to be had from Debian's mirrors, so what it
+needs is compared with what EL9 has. Needs root, /dev/fuse and /dev/autofs. Exit code 0 when
+all is well.
 """
 
 import argparse
@@ -93,6 +94,49 @@ dpkg --remove cavern
 said removed 3
 systemctl poweroff --no-block
 """
+# Lines of /etc/fstab: what is mounted at boot, and when somebody comes by.
+FSTAB = """file:///srv/images /mnt/booted cavern _netdev,nofail,cache=/var/cache/booted:1GiB 0 0
+file:///srv/images /mnt/asked cavern _netdev,nofail,x-systemd.automount,cache=/var/cache/asked:1GiB 0 0
+"""
+# A line for each step of each of them: state of the mount's unit, what a file there has, and how many processes serve
+# it; then what a file has that was opened before the upgrade. Whoever looks at the automounted one mounts it again.
+FSTAB_PROBE = """#!/bin/sh
+count() { grep -las "^/usr/bin/cv.*/var/cache/$name" /proc/[0-9]*/cmdline | wc -l; }
+wait_for() { # COMMAND...
+    for try in $(seq 300); do
+        ! "$@" || return 0
+        sleep 0.1
+    done
+}
+is_over() { [ "$(count)" -eq 0 ]; }
+said() { # STEP CONTENT
+    echo "$name-$1 $(systemctl show --value -p ActiveState "mnt-$name.mount") $2 $(count)"
+}
+read_it() { cat "/mnt/$name/one" || echo none; }
+for name in booted asked; do
+    wait_for test -e /mnt/$name/one
+    said begun "$(read_it)"
+    systemctl restart mnt-$name.mount
+    said restarted "$(read_it)"
+    exec 8</mnt/$name/two
+    dpkg --force-confold --install /later.deb
+    said upgraded "$(read_it)"
+    cv fuse reload --mount-point /mnt/$name
+    said reloaded "$(read_it)"
+    echo "$name-opened $(cat <&8)"
+    exec 8<&-
+    umount /mnt/$name
+    wait_for is_over
+    said unmounted -
+    [ $name = asked ] || systemctl start mnt-$name.mount
+    said again "$(read_it)"
+    [ $name = booted ] || systemctl stop mnt-$name.automount
+    systemctl stop mnt-$name.mount
+    wait_for is_over
+    said stopped -
+done
+systemctl poweroff --no-block
+"""
 PROBE_UNIT = """[Unit]
 After=multi-user.target
 [Service]
@@ -145,7 +189,8 @@ def check_files(root, brought):
         expected = SPECIAL.get(name, ("755" if is_program else "644", "root:root"))
         assert (mode, owner) == expected, f"{name}: {shown}"
     wanted = {"/usr/bin/cv", "/usr/libexec/cavern/hold-mount", "/usr/lib/sysctl.d/60-cavern.conf",
-              "/usr/share/cavern/cluster.toml", "/usr/share/doc/cavern/copyright", "/usr/share/doc/cavern/licences.gz",
+              "/usr/share/cavern/cluster.toml", "/usr/share/cavern/version", "/usr/share/doc/cavern/copyright",
+              "/usr/share/doc/cavern/licences.gz",
               "/usr/share/doc/cavern/licences-of-rust.html.gz",
               "/usr/share/fish/vendor_completions.d/cv.fish", *SPECIAL,
               *(f"/usr/lib/systemd/system/{unit}" for unit in UNITS)}
@@ -232,19 +277,28 @@ def check_deb(root, deb, later, later_version):
     root.sh("getent passwd cavern", fails=True)
 
 
-def check_units(root, deb, later):
-    """What becomes of `cv fuse`, and so of the mount, in the hands of systemd."""
-    root.sh(f"dpkg --install {root.bring(deb)}")
-    root.sh("dpkg-divert --local --rename --divert /usr/bin/cv.real --add /usr/bin/cv")
-    for name, text in [("usr/bin/cv", STAND_IN), ("probe", PROBE), ("etc/systemd/system/probe.service", PROBE_UNIT)]:
+def boot(root, probe, later, *options):
+    """Boots the system, until the probe shuts it down; gives what that has printed."""
+    for name, text in [("probe", probe), ("etc/systemd/system/probe.service", PROBE_UNIT)]:
         (root.path / name).write_text(text)
         (root.path / name).chmod(0o755)
     # Not to /tmp, which is another one after a boot.
     shutil.copy(later, root.path / "later.deb")
-    root.sh("mkdir -p /mnt/cavern && systemctl add-wants multi-user.target probe.service")
-    boot = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot", "--directory", root.path]
-    run(*boot, timeout=180, stdin=subprocess.DEVNULL, env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"})
-    said = root.read("/probe.out")
+    (root.path / "probe.out").unlink(missing_ok=True)
+    root.sh("systemctl add-wants multi-user.target probe.service")
+    nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot", *options, "--directory", root.path]
+    run(*nspawn, timeout=180, stdin=subprocess.DEVNULL, env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"})
+    return root.read("/probe.out")
+
+
+def check_units(root, deb, later):
+    """What becomes of `cv fuse`, and so of the mount, in the hands of systemd."""
+    root.sh(f"dpkg --install {root.bring(deb)}")
+    root.sh("dpkg-divert --local --rename --divert /usr/bin/cv.real --add /usr/bin/cv")
+    (root.path / "usr/bin/cv").write_text(STAND_IN)
+    (root.path / "usr/bin/cv").chmod(0o755)
+    root.sh("mkdir -p /mnt/cavern")
+    said = boot(root, PROBE, later)
     steps = {words[0]: words[1:] for words in map(str.split, said.splitlines()) if len(words) == 6}
     main, state, supervisor, reloads, worker = range(5)
     assert steps["refused"][:3] == ["0", "inactive", "gone"], said
@@ -262,6 +316,30 @@ def check_units(root, deb, later):
     root.sh("rm /usr/bin/cv; dpkg-divert --local --rename --remove /usr/bin/cv; dpkg --purge cavern")
 
 
+def check_fstab(root, deb, later):
+    """A line of /etc/fstab: at boot, in the hands of systemd, and when the package is upgraded."""
+    root.sh(f"dpkg --install {root.bring(deb)}")
+    images = root.path / "srv/images"
+    images.mkdir(parents=True)
+    for name in ("one", "two"):
+        (images / name).write_text(name)
+    (root.path / "etc/fstab").write_text(FSTAB)
+    generator = "/usr/lib/systemd/system-generators/systemd-fstab-generator"
+    said = root.sh(f"mkdir /tmp/fstab && {generator} /tmp/fstab /tmp/fstab /tmp/fstab && cd /tmp/fstab && "
+                   "systemd-analyze verify --man=no mnt-booted.mount mnt-asked.mount mnt-asked.automount")
+    assert "mnt-" not in said, said
+    said = boot(root, FSTAB_PROBE, later, "--bind=/dev/fuse", "--bind=/dev/autofs")
+    steps = {words[0]: words[1:] for words in map(str.split, said.splitlines()) if words}
+    for name in ("booted", "asked"):
+        for step in ("begun", "restarted", "upgraded", "reloaded", "again"):
+            state, content, processes = steps[f"{name}-{step}"]
+            assert (state, content) == ("active", "one") and int(processes) > 0, f"{name}-{step}: {said}"
+        assert steps[f"{name}-opened"] == ["two"], said
+        for step in ("unmounted", "stopped"):
+            assert steps[f"{name}-{step}"] == ["inactive", "-", "0"], f"{name}-{step}: {said}"
+    root.sh("rm -r /srv/images /etc/fstab && dpkg --purge cavern")
+
+
 def check_rpm(root, rpm):
     needs = run("rpm", "--query", "--package", "--requires", rpm).split("\n")
     versions = [tuple(map(int, found)) for need in needs for found in re.findall(r"GLIBC_(\d+)\.(\d+)", need)]
@@ -276,6 +354,16 @@ def check_rpm(root, rpm):
     root.sh("cv version && getent passwd cavern && test -e /usr/share/zsh/site-functions/_cv")
     for name, (mode, owner) in SPECIAL.items():
         assert root.sh(f"stat --format '%a %U:%G' {name}").strip() == f"{mode} {owner}", name
+    # The way back is refused, unless somebody knows what he does.
+    version = root.path / "usr/share/cavern/version"
+    there = version.read_text()
+    version.write_text(f"{there.strip()}.1\n")
+    refused = run(*command, "--upgrade", "--force", rpm, fails=True)
+    assert "CAVERN_DOWNGRADE=yes" in refused, refused
+    assert version.read_text() != there, "nothing of it is installed"
+    run(*command, "--upgrade", "--force", rpm, env={**os.environ, "CAVERN_DOWNGRADE": "yes"})
+    assert version.read_text() == there
+    run(*command, "--upgrade", "--force", rpm)
     run(*command, "--erase", "cavern")
     left = {name for name in root.files() - before if not name.startswith(("/var/lib/rpm", "/usr/lib/sysimage"))}
     assert not any("cavern" in name or name.endswith(("/cv", "/_cv")) for name in left), left
@@ -332,6 +420,7 @@ def main():
             root = Root(directory, suite)
             check_deb(root, deb, later, version)
             check_units(root, deb, later)
+            check_fstab(root, deb, later)
             print(f"{suite}: {deb.name} is well", flush=True)
             check_rpm(root, rpm)
             print(f"{suite}: {rpm.name} is well", flush=True)

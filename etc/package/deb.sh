@@ -1,4 +1,6 @@
 # shellcheck shell=sh
+is_later() { dpkg --compare-versions "$1" gt "$2"; }
+
 case $DPKG_MAINTSCRIPT_NAME:$1 in
     # Without a second argument there was never another version.
     preinst:install | preinst:upgrade) refuse_downgrade "${2:-}" "@VERSION@" ;;

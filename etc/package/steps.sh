@@ -54,9 +54,8 @@ after_purge() {
 
 # A master refuses to start with what a later version has written, so its program must not get the place of that.
 refuse_downgrade() { # THERE THIS
-    if [ "${CAVERN_DOWNGRADE:-}" != yes ] && dpkg --compare-versions "$1" gt "$2"; then
-        echo "cavern: version $1 was installed here, and a master of $2 may not start with what it has written. Where" \
-            "\`cv raft status\` shows no master, or a feature version that $2 has, set CAVERN_DOWNGRADE=yes." >&2
-        return 1
-    fi
+    [ "${CAVERN_DOWNGRADE:-}" != yes ] && is_later "$1" "$2" || return 0
+    echo "cavern: version $1 was installed here, and a master of $2 may not start with what it has written. Where" \
+        "\`cv raft status\` shows no master, or a feature version that $2 has, set CAVERN_DOWNGRADE=yes." >&2
+    return 1
 }

@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::kernel::Mount;
+use crate::kernel::mount::table::is_automounted;
 pub use link::{Kind, Link, Message};
 use reload::{Asked, Reloads};
 pub use reload::{ReloadError, reload};
@@ -131,6 +132,7 @@ impl SupervisedMount {
 struct Supervisor {
     program: PathBuf,
     arguments: Vec<OsString>,
+    is_automounted: bool,
     journal: OwnedFd,
     owned: MountResources,
     reloads: Option<Reloads>,
@@ -151,18 +153,24 @@ enum Event {
     Reload(Asked),
 }
 
-/// Has daemons serve a mount until `stop`, or until one of them ends by itself. `arguments` are those of this process,
-/// from which a daemon is started. To be called on the main thread: daemons end with the thread that started them.
+/// Has daemons serve a mount until `stop`, or until one of them ends by itself. `mount_point` is where it is to be, and
+/// `arguments` are those of this process, from which a daemon is started. To be called on the main thread: daemons end
+/// with the thread that started them.
 ///
 /// # Errors
 /// No daemon could be started, or the mount was given up.
-pub async fn supervise(arguments: Vec<OsString>, stop: CancellationToken) -> Result<SupervisorExit, SupervisorError> {
+pub async fn supervise(
+    mount_point: &Path,
+    arguments: Vec<OsString>,
+    stop: CancellationToken,
+) -> Result<SupervisorExit, SupervisorError> {
     let program = std::env::current_exe().map_err(SupervisorError::Start)?;
     let journal =
         memfd_create("cavern-journal", MemfdFlags::CLOEXEC).map_err(|cause| SupervisorError::Journal(cause.into()))?;
     let supervisor = Supervisor {
         program,
         arguments,
+        is_automounted: is_automounted(mount_point),
         journal,
         owned: MountResources::default(),
         reloads: None,
@@ -263,7 +271,9 @@ impl Supervisor {
         let mut command = Command::new(program);
         command.args(&self.arguments).arg(DAEMON_ARGUMENT).stdin(Stdio::from(other));
         // An interrupt at the terminal is for the supervisor, which passes it on: a second one ends a daemon undrained.
-        command.process_group(0);
+        if !self.is_automounted {
+            command.process_group(0);
+        }
         let child = command.spawn()?;
         let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
         Ok(Daemon { child, pid, link, is_ready: false })

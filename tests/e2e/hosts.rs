@@ -22,6 +22,22 @@ const HOSTS: [(&str, &str); 4] =
 /// Files that are written when the bucket is mounted, and read after each section from then on.
 const WRITE: &str = "mkdir -p /mnt/cavern/data/kept && for n in 1 2 3 4 5 6 7 8; do head -c 3000000 /dev/urandom > \
     /mnt/cavern/data/kept/$n; done && cd /mnt/cavern/data/kept && sha256sum * > /src/sums";
+/// What a package does that takes the place of another one, where systemd runs.
+const UPGRADE: &str = "mkdir -p /run/systemd/system && install -m 755 cv /usr/bin/cv && . etc/package/steps.sh && \
+    after_install yes 2>&1";
+/// Writes and reads until it is told to end, or something fails.
+const LOAD: &str = r#"
+mkdir -p /mnt/cavern/data/load
+cd /mnt/cavern/data/kept
+step=0
+while [ ! -e /run/load.end ]; do
+    step=$((step + 1))
+    echo $step >/mnt/cavern/data/load/$step && grep -qx $step /mnt/cavern/data/load/$step &&
+        sha256sum --quiet --check /src/sums || break
+    echo $step >/run/load.steps
+done
+echo "over after $step"
+"#;
 const READ: &str = "cd /mnt/cavern/data/kept && sha256sum --quiet --check /src/sums";
 
 #[test]
@@ -62,6 +78,7 @@ fn the_guide_leads_to_a_cluster_that_grows_and_shrinks_and_loses_nothing() {
             }
         }
     }
+    upgrade(&network);
     // The first master of all is not needed any more: what began with it goes on without it.
     network.on("cavern-master", "systemctl stop cavern-master").unwrap();
     repeat(&network, "node1", "echo later > /mnt/cavern/data/later");
@@ -137,6 +154,40 @@ fn repeat(network: &Network, host: &str, command: &str) {
 fn nodes(network: &Network) -> Vec<Value> {
     let listed = network.on("node1", "cv node list --json").unwrap();
     serde_json::from_str(&listed).unwrap()
+}
+
+/// Packages upgrade all hosts, one after the other, while a program goes on: it gets no error, and the mounts stay.
+fn upgrade(network: &Network) {
+    let shown = |path: &str| network.on("node1", &format!("cat {path}")).unwrap_or_default();
+    let steps = || shown("/run/load.steps").trim().parse::<u64>().unwrap_or_default();
+    let go_on = || {
+        let before = steps();
+        eventually("the program goes on", PATIENCE, || {
+            let log = shown("/run/load.log");
+            assert!(!log.contains("over"), "{log}");
+            (steps() > before + 2).then_some(())
+        });
+    };
+    let mounts = || ["node1", "node2"].map(|host| network.on(host, "findmnt -no MAJ:MIN /mnt/cavern").unwrap());
+    network.write("node1", "/run/load", LOAD, false);
+    network.on("node1", "sh /run/load >/run/load.log 2>&1 </dev/null &").unwrap();
+    go_on();
+    let before = mounts();
+    for host in ["node1", "node2", "cavern-master"] {
+        let said = network.on(host, UPGRADE).unwrap();
+        assert!(!said.contains("does not go on"), "{host}: {said}");
+        eventually("three masters answer", PATIENCE, || {
+            let group: Value = serde_json::from_str(&network.on("node1", "cv raft status --json").ok()?).ok()?;
+            (group["answering"] == 3 && group["leader"].is_u64()).then_some(())
+        });
+        live(network, &["node1", "node2"]);
+        go_on();
+    }
+    assert_eq!(mounts(), before);
+    network.on("node1", "touch /run/load.end").unwrap();
+    let log =
+        eventually("the program ends", PATIENCE, || Some(shown("/run/load.log")).filter(|log| log.contains("over")));
+    assert!(log.starts_with("over after"), "{log}");
 }
 
 /// Three masters vote, and a leader is among them.

@@ -5,11 +5,13 @@
 mod load;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Options, eventually};
+use cavern_tests::{Cluster, Options, cv_path, eventually};
 use rustix::process::Signal;
+
+use crate::supervisor::{device, install, reload};
 
 use load::Load;
 
@@ -381,10 +383,12 @@ fn what_would_break_the_group_is_refused_with_the_next_step() {
 #[test]
 #[ignore = "needs the cv of an earlier commit, in CAVERN_EARLIER_CV: bin/test --long makes it"]
 fn a_cluster_of_the_version_before_is_upgraded_while_programs_go_on() {
-    let earlier = std::env::var_os("CAVERN_EARLIER_CV").map(PathBuf::from);
-    let program = Some(earlier.expect("CAVERN_EARLIER_CV names the cv of an earlier commit"));
-    let conf = CONF.to_owned();
-    let cluster = Cluster::up(Options { masters: 3, workers: 2, conf, program, ..Options::default() });
+    let earlier = std::env::var_os("CAVERN_EARLIER_CV").expect("CAVERN_EARLIER_CV names the cv of an earlier commit");
+    let directory = tempfile::tempdir().unwrap();
+    let (program, conf) = (directory.path().join("cv"), CONF.to_owned());
+    install(&program, &fs::read(earlier).unwrap());
+    let options = Options { masters: 3, workers: 2, conf, program: Some(program.clone()), ..Options::default() };
+    let cluster = Cluster::up(options);
     let load = Load::start(&cluster);
     let feature_versions = || -> Vec<Option<u64>> {
         let shown = cluster.cv(&["raft", "status", "--json"]).json();
@@ -412,6 +416,13 @@ fn a_cluster_of_the_version_before_is_upgraded_while_programs_go_on() {
     {
         upgrade(&child);
     }
+    // The mount stays, whichever version serves it.
+    let mount = device(&cluster);
+    install(&program, &fs::read(cv_path()).unwrap());
+    let reloaded = reload(&cluster);
+    assert_eq!(reloaded.code, 0, "{reloaded:?}");
+    load.go_on();
+    assert!(mount.is_some() && device(&cluster) == mount, "{mount:?}");
     let after = feature_versions();
     assert!(after.iter().all(|known| *known == after[0]) && after[0] >= before[0], "{before:?} {after:?}");
     load.finish(&cluster);

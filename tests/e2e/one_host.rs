@@ -290,9 +290,12 @@ fn a_bucket_that_cannot_be_had_is_told_in_time_and_nothing_is_started() {
         ("s3://bucket/train", "AWS_ENDPOINT_URL", silent.as_str(), 3, "s3://bucket"),
         ("s3://no-such-bucket", "AWS_REGION", "us-east-1", 4, "no such bucket"),
         ("s3://bucket/train", "AWS_SECRET_ACCESS_KEY", "mistaken", 1, "access denied"),
+        // Nor does the instance say anything.
+        ("s3://bucket/train", "AWS_ACCESS_KEY_ID", "", 3, "no usable credentials in the environment or shared files"),
         ("bucket/train", "AWS_REGION", "us-east-1", 2, "s3://BUCKET"),
     ] {
         let mut command = mounted.fuse(uri, &[]);
+        command.env_remove("AWS_EC2_METADATA_DISABLED").env("AWS_EC2_METADATA_SERVICE_ENDPOINT", &silent);
         command.env(variable, value);
         let began = Instant::now();
         let refused = finish(command);
@@ -310,6 +313,44 @@ fn a_bucket_that_cannot_be_had_is_told_in_time_and_nothing_is_started() {
     cluster.start("s3");
     let status = within("it is mounted", PATIENCE, move || waiting.wait().unwrap());
     assert!(status.success() && mounted.reads(&seeded), "{}", mounted.log());
+    mounted.umount();
+}
+
+#[test]
+fn doctor_looks_at_a_mount_and_at_a_bucket_as_cv_fuse_finds_them() {
+    let (cluster, _) = store();
+    let mounted = Mounted::new(&cluster, "looked-at");
+    mounted.start("s3://bucket/train", &[]);
+    let conf = mounted.cache.join("cluster.toml");
+    let doctor = |arguments: &[&str]| mounted.command(&cv_path(), &[&["doctor", "--json"][..], arguments].concat());
+    // Levels and sentences of a check.
+    let told = |looked: &Finished, check: &str| -> Vec<(String, String)> {
+        assert!(!looked.stdout.contains(&cluster.s3.secret_key), "{looked:?}");
+        let report = looked.json();
+        let of_check = report["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == check);
+        of_check.map(|one| (one["level"].as_str().unwrap().to_owned(), one.to_string())).collect()
+    };
+    let looked = finish(doctor(&["--conf", conf.to_str().unwrap()]));
+    for check in
+        ["configuration", "port", "directory", "masters", "workers", "mount-point", "bucket-list", "bucket-get"]
+    {
+        let found = told(&looked, check);
+        assert!(!found.is_empty() && found.iter().all(|(level, _)| level == "ok"), "{check}: {found:?}");
+    }
+    let own = |text: &str| text.contains(mounted.cache.to_str().unwrap());
+    assert_eq!(told(&looked, "directory").iter().filter(|(_, text)| own(text)).count(), 2, "{looked:?}");
+
+    // Where no cluster is configured, none is missed.
+    let looked = finish(doctor(&[]));
+    assert_eq!((told(&looked, "masters"), told(&looked, "directory")), (vec![], vec![]), "{looked:?}");
+    assert!(told(&looked, "configuration").iter().any(|(level, text)| level == "note" && own(text)), "{looked:?}");
+    let looked = finish(doctor(&["--bucket", "s3://bucket/train"]));
+    assert_eq!(told(&looked, "bucket-get").len(), 1, "{looked:?}");
+    assert_eq!(told(&looked, "bucket-get")[0].0, "ok", "{looked:?}");
+    let mut mistaken = doctor(&["--bucket", "s3://bucket/train"]);
+    mistaken.env("AWS_SECRET_ACCESS_KEY", "mistaken");
+    let refused = finish(mistaken);
+    assert!(refused.code == 2 && told(&refused, "bucket-list")[0].1.contains("denied"), "{refused:?}");
     mounted.umount();
 }
 
@@ -357,6 +398,89 @@ fn in_the_foreground_it_stays_and_signals_unmount() {
         assert_eq!(status.code(), Some(0));
         mounted.expect_end();
     }
+}
+
+#[test]
+fn a_host_becomes_the_first_of_a_cluster_with_all_that_it_has_cached() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "joins");
+    mounted.start("s3://bucket/train", &[]);
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+
+    // As docs/one-host.md has it, in a directory of the test.
+    let top = mounted.cache.with_file_name("cluster");
+    let path = |name: &str| top.join(name).to_str().unwrap().to_owned();
+    fs::create_dir(&top).unwrap();
+    for name in ["master", "worker"] {
+        fs::rename(mounted.cache.join(name), top.join(name)).unwrap();
+    }
+    let cv = |arguments: &[&str]| {
+        let mut command = mounted.command(&cv_path(), arguments);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("AWS_")) {
+            command.env_remove(name);
+        }
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION"] {
+            command.env_remove(name);
+        }
+        command
+    };
+    let run = |arguments: &[&str]| {
+        let done = finish(cv(arguments));
+        assert_eq!(done.code, 0, "{arguments:?}: {done:?}");
+        done
+    };
+    let (authority, certificates, conf) = (path("authority"), path("certificates"), path("cluster.toml"));
+    run(&["cert", "init", "--dir", &authority]);
+    for (role, name) in [("admin", "host"), ("master", "host"), ("worker", "worker0"), ("client", "host")] {
+        run(&["cert", "issue", role, name, "--dir", &authority, "--out", &certificates]);
+    }
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [master, worker] = listeners.each_ref().map(|listener| listener.local_addr().unwrap().to_string());
+    drop(listeners);
+    let text = format!(
+        "[cluster]\nmasters = [{master:?}]\n\
+         [security]\nca = {:?}\ncertificate = {:?}\nkey = {:?}\n\
+         [master]\nlisten = {master:?}\nhttp_listen = \"127.0.0.1:0\"\ndata_dir = {:?}\n\
+         [worker]\nlisten = {worker:?}\nhttp_listen = \"127.0.0.1:0\"\ndirs = [{:?}]\n\
+         [fuse]\nhttp_listen = \"127.0.0.1:0\"\nmount_point = {:?}\n\
+         [ufs]\nendpoints = [\"127.0.0.1\"]\n",
+        path("authority/ca.pem"),
+        path("certificates/admin-host.pem"),
+        path("certificates/admin-host-key.pem"),
+        path("master"),
+        format!("[SSD]{}", path("worker")),
+        path("mnt"),
+    );
+    fs::write(&conf, text).unwrap();
+    // Its processes have the directory in their command lines.
+    let member = Mounted { cluster: &cluster, mount_point: top.join("mnt"), cache: top.clone() };
+    let begin = |role: &str, certificate: &str| {
+        let log = File::create(top.join(format!("{role}.log"))).unwrap();
+        let mut command = cv(&[role, "--conf", &conf]);
+        command.env("CV_SECURITY__CERTIFICATE", path(&format!("certificates/{certificate}.pem")));
+        command.env("CV_SECURITY__KEY", path(&format!("certificates/{certificate}-key.pem")));
+        Foreground(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
+    };
+    let _servers = [("master", "master-host"), ("worker", "worker-worker0")].map(|(role, own)| begin(role, own));
+    let nodes = eventually("the worker is live", PATIENCE, || {
+        let listed = finish(cv(&["node", "list", "--json", "--conf", &conf]));
+        let nodes = (listed.code == 0).then(|| listed.json())?;
+        (nodes[0]["state"] == "live" && nodes[0]["data"] == worker.as_str()).then_some(nodes)
+    });
+    assert_eq!(nodes.as_array().unwrap().len(), 1, "{nodes}");
+    let keys =
+        format!("AWS_ACCESS_KEY_ID={}\nAWS_SECRET_ACCESS_KEY={}\n", cluster.s3.access_key, cluster.s3.secret_key);
+    fs::write(path("keys"), keys).unwrap();
+    run(&["mount", "update", "/bucket", "--credentials-file", &path("keys"), "--conf", &conf]);
+    let _client = begin("fuse", "client-host");
+    cluster.s3.reset_stats();
+    eventually("the bucket is there", PATIENCE, || member.path("bucket").exists().then_some(()));
+    for (key, content) in &seeded {
+        let file = member.path("bucket").join(&key["train/".len()..]);
+        assert!(fs::read(&file).unwrap() == *content, "{}", file.display());
+    }
+    assert_eq!(cluster.s3.requests("GET"), 0);
 }
 
 #[test]

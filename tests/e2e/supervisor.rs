@@ -20,7 +20,7 @@ use crate::client_restart::{content, daemon, kill_daemon, replace_by_death, up};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// As soon as somebody serves the mount.
-fn reload(cluster: &Cluster) -> Finished {
+pub fn reload(cluster: &Cluster) -> Finished {
     eventually("the mount is served", PATIENCE, || {
         let reloaded = cluster.try_cv(&["fuse", "reload", "--mount-point", cluster.mount_point().to_str().unwrap()]);
         (!reloaded.stderr.contains("not served at the moment")).then_some(reloaded)
@@ -28,7 +28,7 @@ fn reload(cluster: &Cluster) -> Finished {
 }
 
 /// `major:minor` of the mount.
-fn device(cluster: &Cluster) -> Option<String> {
+pub fn device(cluster: &Cluster) -> Option<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mut mounts = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     mounts.find(|fields| Path::new(fields[4]) == cluster.mount_point()).map(|fields| fields[2].to_owned())
@@ -92,7 +92,7 @@ fn is_gone(pid: i32) -> bool {
 }
 
 /// Puts an executable in the place of another, as an upgrade does.
-fn install(at: &Path, content: &[u8]) {
+pub fn install(at: &Path, content: &[u8]) {
     let new = at.with_extension("new");
     fs::write(&new, content).unwrap();
     fs::set_permissions(&new, Permissions::from_mode(0o755)).unwrap();

@@ -107,12 +107,14 @@ impl Network {
     /// The executable, what the repository has in `etc`, and what stands in for systemd.
     fn prepare_source(&self) {
         let (source, repository) = (self.source(), Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-        fs::create_dir_all(source.join("etc/systemd")).unwrap();
         // Every host has a copy in memory, and needs no symbols.
         good(Command::new("strip").arg("-o").arg(source.join("cv")).arg(cv_path()));
-        for unit in fs::read_dir(repository.join("etc/systemd")).unwrap() {
-            let unit = unit.unwrap();
-            fs::copy(unit.path(), source.join("etc/systemd").join(unit.file_name())).unwrap();
+        for folder in ["etc/systemd", "etc/package"] {
+            fs::create_dir_all(source.join(folder)).unwrap();
+            for file in fs::read_dir(repository.join(folder)).unwrap() {
+                let file = file.unwrap();
+                fs::copy(file.path(), source.join(folder).join(file.file_name())).unwrap();
+            }
         }
         fs::copy(repository.join("tests/e2e/hosts/systemctl"), source.join("systemctl")).unwrap();
     }

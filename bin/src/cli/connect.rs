@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::{Config, Effective, check_master, host};
+use cavern_conf::{Config, Effective, SettingSource, check_master, host};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use clap::{Args, Subcommand};
@@ -91,6 +91,13 @@ impl ClusterArgs {
             *masters = vec![master.clone()];
         }
         Ok(effective)
+    }
+
+    /// Whether something says where the cluster is: a file, the environment, or the command line.
+    pub fn is_named(&self, effective: &Effective) -> bool {
+        self.master.is_some()
+            || effective.file.is_some()
+            || effective.origin("cluster.masters") != SettingSource::Default
     }
 
     /// The local cluster that is meant, if it is one.

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use cavern_conf::schema::{Client, Fuse};
 use cavern_conf::{Config, Effective, Role, counted};
+use cavern_proto::StoreUri;
 use clap::Args;
 use futures::FutureExt as _;
 use futures::future::{LocalBoxFuture, join_all};
@@ -38,8 +39,10 @@ use self::ports::Listener;
 use self::process::Process;
 use super::connect::ResultArgs;
 use super::mount::{CredentialArgs, key_value};
+use super::one_host::{allow, complete};
 use crate::console;
 use crate::error::CliError;
+use crate::local::one_host;
 
 /// For each look at what is beyond this host, whose own deadlines are shorter as a rule.
 const FAR_PATIENCE: Duration = Duration::from_secs(30);
@@ -74,8 +77,15 @@ pub struct DoctorArgs {
 impl DoctorArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let options = self.bucket_options()?;
-        let looks = match self.result.cluster.effective() {
-            Ok(effective) => Box::pin(self.look(effective, &options)).await?,
+        let looked = match self.result.cluster.effective() {
+            Ok(effective) if self.role.is_empty() && !self.result.cluster.is_named(&effective) => {
+                Box::pin(self.look_without_cluster(options)).await
+            }
+            Ok(effective) => Box::pin(self.look(effective, &options)).await,
+            Err(error) => Err(error),
+        };
+        let looks = match looked {
+            Ok(looks) => looks,
             Err(CliError::Usage(text)) => {
                 let kernel = aside("the kernel", || Host::look().judge(&Fuse::default(), &Client::default())).await;
                 vec![Ok(configuration::refused(&text)), kernel]
@@ -99,9 +109,35 @@ impl DoctorArgs {
         Ok(self.options.iter().cloned().chain(credentials).collect())
     }
 
+    /// What a bucket as a directory of this host needs; with `--bucket` also that bucket, as `cv fuse URI` finds it.
+    async fn look_without_cluster(&self, mut options: HashMap<String, String>) -> Result<Vec<Findings>, CliError> {
+        let mut config = one_host::configuration(Vec::new())?;
+        let (fuse, client) = (config.fuse.clone(), config.client.clone());
+        let mut looks = vec![
+            aside("the kernel", move || Host::look().judge(&fuse, &client)).await,
+            aside("the mounts", || configuration::without(&one_host::running())).await,
+        ];
+        if let Some(bucket) = &self.bucket {
+            // One that cannot be read is told of where it is opened.
+            if let Ok(uri) = StoreUri::parse(bucket) {
+                complete(uri.scheme(), &mut options);
+                allow(&mut config.ufs, &uri, &options);
+            }
+            let look = buckets::look(bucket, &options, &config, self.access()).boxed_local();
+            looks.push(in_time("the bucket", FAR_PATIENCE, look).await);
+        }
+        Ok(looks)
+    }
+
+    fn access(&self) -> Access {
+        if self.write { Access::Write } else { Access::Read }
+    }
+
     async fn look(&self, effective: Effective, options: &HashMap<String, String>) -> Result<Vec<Findings>, CliError> {
-        let processes = match self.result.cluster.local_cluster()? {
-            Some(cluster) => process::of_local(&cluster, &self.role)?,
+        let local = self.result.cluster.local_cluster()?;
+        let of_mount = effective.file.as_deref().map(one_host::of_conf).transpose()?.flatten();
+        let processes = match local.as_ref().or(of_mount.as_ref()) {
+            Some(cluster) => process::of_local(cluster, &self.role)?,
             None => {
                 let (of, asked) = (effective.clone(), self.role.clone());
                 let named = aside("the masters", move || process::of_host(&of, &asked)).await;
@@ -133,10 +169,14 @@ impl DoctorArgs {
         looks.push(aside("the certificates", move || certificates::look(&of, &asked)).boxed_local());
         if !self.offline {
             looks.push(in_time("the members of the cluster", FAR_PATIENCE, members::look(config)).boxed_local());
-            let access = if self.write { Access::Write } else { Access::Read };
+            // The master of a mount of one host gives the credentials to its client, whose files this user has.
+            let client = processes.iter().find(|process| of_mount.is_some() && process.role == Role::Fuse);
             let buckets = match &self.bucket {
-                Some(uri) => buckets::look(uri, options, config, access).boxed_local(),
-                None => buckets::look_at_mounts(config, access).boxed_local(),
+                Some(uri) => buckets::look(uri, options, config, self.access()).boxed_local(),
+                None => {
+                    let config = client.map_or(config, Process::config);
+                    buckets::look_at_mounts(config, self.access()).boxed_local()
+                }
             };
             looks.push(in_time("the buckets", FAR_PATIENCE, buckets).boxed_local());
         }

@@ -135,16 +135,21 @@ impl OneHostArgs {
         for (name, value) in words.bucket.iter().rev().cloned() {
             options.entry(format!("{}.{name}", scheme.name())).or_insert(value);
         }
-        if scheme != Scheme::S3 {
-            return Ok(options);
-        }
-        for (key, value) in found_options(options.get(PROFILE).map(String::as_str)) {
-            options.entry(key.to_owned()).or_insert(value);
-        }
-        if ![ACCESS, PROFILE, SOURCE, ANONYMOUS].into_iter().any(|name| options.contains_key(name)) {
-            options.insert(SOURCE.to_owned(), "default".to_owned());
-        }
+        complete(scheme, &mut options);
         Ok(options)
+    }
+}
+
+/// Adds what programs for AWS find by themselves: region and endpoint, and that credentials are looked for.
+pub fn complete(scheme: Scheme, options: &mut HashMap<String, String>) {
+    if scheme != Scheme::S3 {
+        return;
+    }
+    for (key, value) in found_options(options.get(PROFILE).map(String::as_str)) {
+        options.entry(key.to_owned()).or_insert(value);
+    }
+    if ![ACCESS, PROFILE, SOURCE, ANONYMOUS].into_iter().any(|name| options.contains_key(name)) {
+        options.insert(SOURCE.to_owned(), "default".to_owned());
     }
 }
 
@@ -163,7 +168,7 @@ fn modes(write_type: Option<WriteTypeArg>, access: Option<AccessMode>) -> Result
 }
 
 /// Lets the processes of this host go where its user has said that they are to go.
-fn allow(ufs: &mut schema::Ufs, uri: &StoreUri, options: &HashMap<String, String>) {
+pub fn allow(ufs: &mut schema::Ufs, uri: &StoreUri, options: &HashMap<String, String>) {
     if let StoreUri::File { directory } = uri {
         ufs.file_roots.push(PathBuf::from(directory));
     }

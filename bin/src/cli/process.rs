@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use cavern_conf::{Budget, Config, Effective, HostLimits, Limits, Role, enable_failpoints, process};
+use cavern_fuse::kernel::mount::table::is_automounted;
 use cavern_fuse::supervisor::{ReloadError, SupervisorExit, reload};
 use cavern_proto::master::Mount;
 use clap::{Args, Subcommand};
@@ -190,9 +191,11 @@ impl FuseArgs {
 
 /// Master and worker of the mount of one host, whose supervisor may have started them.
 fn backend(directory: &Path, parent: Option<i32>) -> Result<(), CliError> {
-    // Away from the terminal of whoever makes the mount.
-    rustix::process::setsid().context("cannot begin a session")?;
     let host = OneHost::load(directory)?;
+    if !is_automounted(host.mount_point()) {
+        // Away from the terminal of whoever makes the mount.
+        rustix::process::setsid().context("cannot begin a session")?;
+    }
     let mount = if parent.is_some() { None } else { one_host::handed_over()? };
     serve_host(&host, parent, mount)
 }
@@ -226,7 +229,7 @@ fn keep(process_args: ProcessArgs, backend: Option<(PathBuf, i32)>) -> Result<()
             }
         };
         tokio::select! {
-            kept = Box::pin(cavern_fuse::supervise(arguments, stop.clone())) => {
+            kept = Box::pin(cavern_fuse::supervise(&config.fuse.mount_point, arguments, stop.clone())) => {
                 kept.map_err(|error| CliError::Failed(error.to_string()))
             }
             never = watched => match never {},

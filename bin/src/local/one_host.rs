@@ -24,8 +24,8 @@
 
 mod backend;
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -231,6 +231,31 @@ impl OneHost {
     }
 }
 
+/// The processes of the mount whose configuration this is; `None` where it is that of something else.
+///
+/// # Errors
+/// The record beside it cannot be read.
+pub fn of_conf(conf: &Path) -> Result<Option<Cluster>, CliError> {
+    let Ok(conf) = conf.canonicalize() else { return Ok(None) };
+    let found = conf.parent().map(record).transpose()?.flatten();
+    Ok(found.filter(|cluster| cluster.conf_path() == conf))
+}
+
+/// The directories of the mounts that are held now, as far as this user may look into them.
+pub fn running() -> Vec<PathBuf> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let directory = |process: fs::DirEntry| {
+        let line = fs::read(process.path().join("cmdline")).ok()?;
+        let mut words = line.split(|byte| *byte == 0);
+        words.find(|word| *word == b"--beside")?;
+        let directory = PathBuf::from(OsStr::from_bytes(words.next()?));
+        directory.join(RECORD).exists().then_some(directory)
+    };
+    // The supervisor's, and that of what serves it.
+    let found: BTreeSet<PathBuf> = processes.filter_map(directory).collect();
+    found.into_iter().collect()
+}
+
 /// The mount that a backend is to attach, from its standard input; none for one that is started again.
 ///
 /// # Errors
@@ -332,6 +357,11 @@ mod tests {
         // A process of it has it, too, and is the last one to go.
         let loaded = OneHost::load(&cache.directory).unwrap();
         assert_eq!(loaded.mount_point(), mount_point);
+        let own = cache.directory.join("cluster.toml");
+        assert_eq!(of_conf(&own).unwrap().unwrap().directory, cache.directory);
+        let other = cache.directory.join("other.toml");
+        fs::copy(&own, &other).unwrap();
+        assert!([&other, &directory.join("none.toml")].iter().all(|conf| of_conf(conf).unwrap().is_none()));
         drop(prepared);
         let file = host::lock_file(&cache.directory.join(LOCK)).unwrap();
         assert_eq!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));

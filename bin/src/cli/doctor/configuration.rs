@@ -2,6 +2,7 @@
 //! know since it is about several of them.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
 
 use cavern_conf::{Effective, Role};
 
@@ -17,6 +18,23 @@ pub fn refused(text: &str) -> Vec<Finding> {
         Finding::error(Check::Configuration, line, why, "correct it: `cv conf show --defaults` has all keys and values")
     };
     text.lines().map(problem).collect()
+}
+
+/// Of a host of which nothing says what it runs. `mounts` are the directories of mounts of one host.
+pub fn without(mounts: &[PathBuf]) -> Vec<Finding> {
+    let mut found = vec![Finding::note(
+        Check::Configuration,
+        "no cluster is configured: no file is named, and there is no /etc/cavern/cluster.toml",
+        "what `cv fuse URI DIR` needs of this host was looked at, and nothing else",
+        "name a bucket with --bucket, a configuration with --conf, or with --role what is to run here",
+    )];
+    found.extend(mounts.iter().map(|directory| {
+        let name = directory.display();
+        let todo = format!("look at it with `cv doctor --conf {name}/cluster.toml`");
+        let what = format!("a mount of `cv fuse` has its cache in {name}");
+        Finding::note(Check::Configuration, what, "it has a configuration of its own", todo)
+    }));
+    found
 }
 
 /// What the processes of this host would refuse, and what does not fit together. Blocks on the lookup of names.
@@ -99,6 +117,13 @@ mod tests {
         let found = refused("cluster.toml:3: fuse.thread: no such key\ncluster.toml:9: log.level: no");
         assert_eq!(wrong(&found), [(Level::Error, Check::Configuration); 2]);
         assert!(found[0].what.contains("cluster.toml:3"), "{found:?}");
+    }
+
+    #[test]
+    fn a_host_without_a_cluster_is_told_how_to_look_at_its_mounts() {
+        let found = without(&["/var/cache/cavern/a".into()]);
+        assert_eq!(wrong(&found), [(Level::Note, Check::Configuration); 2]);
+        assert!(found[1].todo.contains("--conf /var/cache/cavern/a/cluster.toml"), "{found:?}");
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub(super) const FILESYSTEM_TYPE: &str = "fuse.cv";
 pub(super) const FILESYSTEM_SUBTYPE: &str = "cv";
 /// That of the kernel's mounts of views.
 pub const VIEW_TYPE: &str = "erofs";
+/// Of the places at which an automounter waits (`x-systemd.automount`).
+const AUTOMOUNTER_TYPE: &str = "autofs";
 
 /// One line of the table.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,6 +64,12 @@ pub fn mounts() -> io::Result<Vec<MountEntry>> {
 /// As [`mounts`].
 pub fn mounts_at(path: &Path) -> io::Result<Vec<MountEntry>> {
     Ok(mounts()?.into_iter().filter(|entry| entry.path == path).collect())
+}
+
+/// Whether an automounter has mounts made at `path`. While there is none, the kernel lets pass to that place who is in
+/// the automounter's process group, and nobody else: who mounts there stays in the group of whoever has started him.
+pub fn is_automounted(path: &Path) -> bool {
+    mounts_at(path).is_ok_and(|mounts| mounts.iter().any(|mount| mount.filesystem == AUTOMOUNTER_TYPE))
 }
 
 /// Whether a mount of ours may be the topmost of these, which are at its place. `device`: its own; `None` where that is
