@@ -56,6 +56,15 @@ fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
     assert!(ttl["subject"].as_str().unwrap().ends_with("after 2592000 s: delete"), "{ttl}");
     cluster.cv(&["refresh", "/fs"]);
     assert_eq!((&line("Refresh")["subject"], &line("Refresh")["result"]), (&"/fs".into(), &"ok".into()));
+    cluster.cv(&["load", "/fs"]);
+    let loaded = line("SubmitLoad");
+    assert_eq!((role(&loaded).as_str(), &loaded["subject"], &loaded["result"]), ("admin", &"/fs".into(), &"ok".into()));
+    for (arguments, operation) in [(["job", "cancel", "99"], "CancelJob"), (["job", "retry", "99"], "RetryJob")] {
+        assert_ne!(cluster.try_cv(&arguments).code, 0, "{operation}");
+        let asked = line(operation);
+        assert_eq!((role(&asked).as_str(), &asked["subject"]), ("admin", &"job 99".into()));
+        assert_ne!(asked["result"], "ok", "{asked}");
+    }
 
     // By one that may not, whose mount goes on.
     let certificates = cluster.directory().join("certificates");

@@ -9,7 +9,7 @@
 //! | `ports` | bytes that are no protocol on seven ports, peers that say nothing | 18 |
 //! | `frames` | frames and calls that are well formed and absurd | 95 |
 //! | `full_disk` | a file system without space under a worker, and space that returns | 2 |
-//! | `objects` | buckets that lie: bodies, lengths, versions, listings | 20 |
+//! | `objects` | buckets that lie: bodies, lengths, versions, listings | 21 |
 //!
 //! Configuration, flags and what keeps a process from starting are in `command_line`, `faults/refusals` and
 //! `conf/tests/refusals.rs`; buckets that break the protocol on the wire in `ufs/tests/hostile.rs`.

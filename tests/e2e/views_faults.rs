@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cavern_tests::{Options, eventually, number};
+use cavern_ufs::UfsError;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, RngCore as _, SeedableRng as _};
@@ -292,9 +293,14 @@ fn the_object_of_a_deleted_view_goes_when_its_bucket_deletes_again() {
     cluster.s3.create_bucket("bucket");
     cluster.seed("bucket", "", 3, 1000);
     cluster.mount_indexed("s3://bucket");
-    cluster.create("/data", "v");
+    let view = cluster.create("/data", "v");
     let bucket = Bucket::of(&cluster, "bucket");
-    let is_there = || bucket.objects().keys().any(|key| key.contains(".cavern-view-"));
+    // No listing shows it.
+    let is_there = || match bucket.runtime.block_on(bucket.ufs.head(view["key"].as_str().unwrap())) {
+        Ok(_) => true,
+        Err(UfsError::NotFound { .. }) => false,
+        Err(error) => panic!("{error}"),
+    };
     assert!(is_there());
     cluster.s3.add_fault(&json!({"kind": "403", "operations": ["DeleteObject"]}));
     cluster.cv(&["view", "delete", "v"]);

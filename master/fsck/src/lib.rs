@@ -232,7 +232,8 @@ impl Run<'_> {
     /// So many records were looked at since then; rests as long as that took.
     async fn looked_at(&mut self, records: usize, found: Vec<Finding>, began: Instant) -> Result<(), WorkError> {
         let took = began.elapsed();
-        self.progress.looked_at += records as u64;
+        // A worker may say any number.
+        self.progress.looked_at = self.progress.looked_at.saturating_add(records as u64);
         if !found.is_empty() {
             self.suspects.extend(found);
             self.found_at = Instant::now();

@@ -65,12 +65,9 @@ pub(super) fn count(tables: Tables<'_>, directory: u64, with_usage: bool) -> Res
             counts.add(dentry);
             // It counts once, where its record says.
             let Some(record) = record.filter(|it| it.parent == directory && it.name == *name) else { continue };
-            counts.below.inodes += 1;
-            counts.below.bytes += usage::bytes_of(&record);
+            counts.add_below(UsageRecord { bytes: usage::bytes_of(&record), inodes: 1 });
             if record.kind() == Kind::Directory {
-                let UsageRecord { bytes, inodes } = tables.usage(dentry.inode)?;
-                counts.below.bytes += bytes;
-                counts.below.inodes += inodes;
+                counts.add_below(tables.usage(dentry.inode)?);
             }
         }
         if is_last {
@@ -84,6 +81,12 @@ impl Counts {
     fn add(&mut self, dentry: &DentryRecord) {
         self.entries += 1;
         self.directories += u32::from(dentry.kind() == Kind::Directory);
+    }
+
+    /// As the figures of quotas are kept: where files are longer than can be summed up, the sum is as large as it gets.
+    fn add_below(&mut self, UsageRecord { bytes, inodes }: UsageRecord) {
+        self.below.bytes = self.below.bytes.saturating_add(bytes);
+        self.below.inodes = self.below.inodes.saturating_add(inodes);
     }
 
     /// Its own name, its `.`, and the `..` of each directory in it.
@@ -336,5 +339,19 @@ impl Run<'_> {
             Ok(judge.found)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_any_length_are_summed_up() {
+        let mut counts = Counts::default();
+        for bytes in [u64::MAX, 1 << 44] {
+            counts.add_below(UsageRecord { bytes, inodes: 1 });
+        }
+        assert_eq!(counts.below, UsageRecord { bytes: u64::MAX, inodes: 2 });
     }
 }

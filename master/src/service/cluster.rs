@@ -251,10 +251,12 @@ impl Cluster for Services {
     }
 
     async fn cancel_job(&self, request: tonic::Request<GetJobRequest>) -> Answer<Job> {
+        is_about(&request, |asked| format!("job {}", asked.id));
         Ok(Response::new(self.jobs.cancel(request.into_inner().id).await.or_status()?))
     }
 
     async fn retry_job(&self, request: tonic::Request<GetJobRequest>) -> Answer<Job> {
+        is_about(&request, |asked| format!("job {}", asked.id));
         let GetJobRequest { id, request_id } = request.into_inner();
         let request = Request::new(request_id).or_status()?;
         Ok(Response::new(self.jobs.retry_once(&request, id).await.or_status()?))

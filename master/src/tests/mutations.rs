@@ -10,7 +10,7 @@ use cavern_proto::master::{
     Consistency, CreateInode, GetXattrsRequest, Kind, LinkInode, Mount, MutateRequest, Mutation, MutationResult,
     ReadDirRequest, RemoveName, RenameName, SetXattr, WatchEvent, WriteType, Xattr,
 };
-use cavern_work::sessions::{Before, SessionStream, reap_unlinked};
+use cavern_work::sessions::{Before, ReapCursor, SessionStream, reap_unlinked};
 use futures::StreamExt;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
@@ -178,17 +178,18 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of_the_removal() {
     let master = TestMaster::new().await;
-    let root = mount(&master).await.root_inode;
+    let Mount { id: mount_id, root_inode: root, .. } = mount(&master).await;
     let mut session = master.services().watch.open("reader", Before::default()).unwrap();
     let id = session.id();
-    while !master.services().watch.has_settled() {
+    while !master.services().watch.has_settled(mount_id) {
         take_in(&master, &mut session).await;
     }
     let services = master.services().clone();
     let reaping = tokio::spawn(async move {
+        let mut cursor = ReapCursor::default();
         loop {
             let Services { watch, consensus, proposer, .. } = &services;
-            reap_unlinked(watch, consensus, proposer, &services.lookups.reader).await.unwrap();
+            reap_unlinked(&mut cursor, watch, consensus, proposer, &services.lookups.reader).await.unwrap();
             tokio::task::yield_now().await;
         }
     });

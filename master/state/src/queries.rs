@@ -3,7 +3,7 @@
 
 mod access;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use cavern_proto::master::{CheckOpenRefsReply, CheckOpenRefsRequest, Extent, Quota, Quotas, Ttl, Ttls};
 use cavern_proto::record::{
@@ -17,6 +17,12 @@ use crate::error::Result;
 use crate::index::usage;
 use crate::schema::{self, FileBlock};
 use crate::tables::Tables;
+
+/// For each inode without a name that is asked for, so many are looked at: most may be held.
+const UNREFERENCED_PART: usize = 10;
+
+/// An inode that has lost its last name, with its mount.
+pub type Unreferenced = (u64, u32);
 
 /// A deletion, and which key it is for.
 #[derive(Clone, Debug, PartialEq)]
@@ -232,19 +238,26 @@ impl Tables<'_> {
         Ok(held)
     }
 
-    /// Up to `limit` inodes that have lost their last name and that nobody holds.
-    pub fn unreferenced(&self, limit: usize) -> Result<Vec<u64>> {
+    /// Up to `limit` inodes beyond `after` that have lost their last name and that nobody holds, but for those of
+    /// mounts that are left out; and the last that was looked at, if there are more.
+    pub fn unreferenced(
+        &self,
+        after: u64,
+        left_out: &BTreeSet<u32>,
+        limit: usize,
+    ) -> Result<(Vec<Unreferenced>, Option<u64>)> {
         let mut unreferenced = Vec::new();
-        for row in self.rows(schema::Unlinked, ()) {
+        for (looked_at, row) in self.rows_after(schema::Unlinked, (), Some(after)).enumerate() {
             let inode = row?.key()?;
+            let mount_id = self.inode(inode)?.map_or(0, |record| record.mount_id);
             // The objects of one with an intent are still to be given up.
-            if !self.is_open(inode)? && self.intent(inode)?.is_none() {
-                unreferenced.push(inode);
-                if unreferenced.len() == limit {
-                    break;
-                }
+            if !left_out.contains(&mount_id) && !self.is_open(inode)? && self.intent(inode)?.is_none() {
+                unreferenced.push((inode, mount_id));
+            }
+            if unreferenced.len() == limit || looked_at == limit * UNREFERENCED_PART {
+                return Ok((unreferenced, Some(inode)));
             }
         }
-        Ok(unreferenced)
+        Ok((unreferenced, None))
     }
 }

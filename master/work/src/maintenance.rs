@@ -12,7 +12,7 @@ use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
 use crate::error::WorkError;
 use crate::metrics::MasterMetrics;
 use crate::namespace::Lookups;
-use crate::sessions;
+use crate::sessions::{self, ReapCursor};
 use crate::workers::Workers;
 
 /// Period of ticks to the sessions, of the gauges, and of looks at what is left.
@@ -44,7 +44,8 @@ impl Maintenance {
         list.start(background, task("end-sessions", period), self.clone(), |maintenance| {
             maintenance.end_sessions().boxed()
         });
-        list.start(background, task("reap", TICK), self, |maintenance| maintenance.reap().boxed());
+        let reaping = (self, ReapCursor::default());
+        list.start(background, task("reap", TICK), reaping, |(maintenance, cursor)| maintenance.reap(cursor).boxed());
     }
 
     /// Ticks, worker timeouts, and gauges.
@@ -64,9 +65,9 @@ impl Maintenance {
 
     /// Deletes what sessions have left behind and what was taken out of the namespace, and counts what quotas need to
     /// know. What fails keeps nothing else from being done.
-    async fn reap(&self) -> Result<Next, WorkError> {
+    async fn reap(&self, cursor: &mut ReapCursor) -> Result<Next, WorkError> {
         let Lookups { watch, reader, .. } = &self.lookups;
-        let left_behind = sessions::reap_unlinked(watch, &self.consensus, &self.proposer, reader).await;
+        let left_behind = sessions::reap_unlinked(cursor, watch, &self.consensus, &self.proposer, reader).await;
         let counted = self.count_usage().await;
         let has_orphans = !matches!(tables::first_id(&self.database, Family::Orphan), Ok(None));
         let reaped = if has_orphans { self.reap_orphans().await } else { Ok(()) };

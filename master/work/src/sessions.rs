@@ -23,7 +23,7 @@ mod watch;
 mod watch_registry;
 
 pub use current::CurrentSessions;
-pub use reaper::{END_STEP, end, end_courtesy, reap_unlinked};
+pub use reaper::{END_STEP, ReapCursor, end, end_courtesy, reap_unlinked};
 pub(crate) use recall::RECALLS;
 pub use recall::Recalls;
 pub use watch::open::Before;

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::watch_event::Event;
@@ -179,6 +181,36 @@ fn nobody_takes_up_the_session_of_another_when_the_master_has_changed() {
     assert_eq!(back.0, session);
     let mut calls = NamespaceClient::new(attacker.channel(&cluster));
     assert!(attacker.answer(calls.get_lock(ask)).unwrap().into_inner().lock.is_some(), "it is still locked");
+}
+
+#[test]
+fn a_client_that_takes_in_nothing_keeps_no_content_of_a_mount_that_is_not_there_for_it() {
+    let cluster = up();
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
+    let rules = ["mount", "update", "/work", "--client", "fuse0"];
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+    let attacker = Somebody::of(&cluster, Role::Client);
+    let (_, sender, mut events) = open_session(&attacker, &cluster, 0).unwrap();
+    let (stop, until) = (AtomicBool::new(false), Instant::now() + 12 * PATIENCE);
+    let blocks = || cluster.cv(&["report", "--json"]).json()["cache"]["blocks"].as_u64();
+    std::thread::scope(|scope| {
+        // It is alive, and acknowledges no event.
+        let live = async {
+            while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+                let _sent = sender.try_send(WatchRequest::default());
+                let _event = tokio::time::timeout(Duration::from_millis(200), events.message()).await;
+            }
+        };
+        scope.spawn(|| attacker.runtime.block_on(live));
+        let path = cluster.path("work/f");
+        fs::write(&path, vec![7; 1 << 20]).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        eventually("a worker tells of the block", PATIENCE, || (blocks()? > 0).then_some(()));
+        fs::remove_file(&path).unwrap();
+        eventually("the block is freed", 6 * PATIENCE, || (blocks()? == 0).then_some(()));
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

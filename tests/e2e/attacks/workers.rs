@@ -1,8 +1,10 @@
-//! What passes for a worker, or has workers write what is not theirs.
+//! What passes for a worker, says of itself what it likes, or has workers write what is not theirs.
+
+use std::process::{Command, Stdio};
 
 use cavern_proto::data::PersistRequest;
 use cavern_proto::frame::encode_frame;
-use cavern_proto::master::{ListClaimsRequest, StatusRequest, Worker};
+use cavern_proto::master::{DiskReport, ListClaimsRequest, MountHits, StatusRequest, Worker, WorkerCounters};
 
 use super::*;
 use crate::bucket::Bucket;
@@ -65,6 +67,87 @@ fn no_certificate_fills_the_table_of_workers() {
     let mut calls = ClusterClient::new(admin.channel(&cluster));
     let workers = admin.answer(calls.list_workers(ListWorkersRequest {})).unwrap().into_inner().workers;
     assert_eq!(workers.len(), usize::from(most) + cluster.at_start.workers.len());
+}
+
+#[test]
+fn what_a_worker_says_of_itself_ends_nothing_and_gives_a_terminal_no_orders() {
+    const MOST: u64 = u64::MAX;
+    const ORDER: &str = "\u{1b}[2J";
+    let cluster = up();
+    let attacker = Somebody::of(&cluster, Role::Worker);
+    let mut calls = ClusterClient::new(attacker.channel(&cluster));
+    let text = || format!("{ORDER}said");
+    let disk = DiskReport {
+        path: text(),
+        tier: text(),
+        error: text(),
+        capacity_bytes: MOST,
+        used_bytes: MOST,
+        data_bytes: MOST,
+        blocks: MOST,
+        healthy: true,
+    };
+    let counters = WorkerCounters {
+        hit_bytes: MOST,
+        miss_bytes: MOST,
+        ufs_bytes: MOST,
+        ufs_requests: MOST,
+        evicted_blocks: MOST,
+        corrupt_chunks: MOST,
+        hits: MOST,
+        misses: MOST,
+    };
+    let runs = || {
+        let tasks = cluster.cv(&["report", "--tasks", "--json"]).json();
+        tasks.as_array()?.iter().find(|task| task["name"] == "make-room")?["runs"].as_u64()
+    };
+    for number in 1..=2 {
+        let data_address = format!("127.0.0.1:{number}{ORDER}");
+        let worker = Worker {
+            data_address: data_address.clone(),
+            host: text(),
+            http_address: text(),
+            version: text(),
+            capacity_bytes: MOST,
+            ..Worker::default()
+        };
+        let uuid = vec![number; 16].into();
+        let request = RegisterWorkerRequest { uuid, worker: Some(worker), ..RegisterWorkerRequest::default() };
+        let worker_id = attacker.answer(calls.register_worker(request)).unwrap().into_inner().worker_id;
+        let beat = HeartbeatRequest {
+            worker_id,
+            used_bytes: MOST,
+            capacity_bytes: MOST,
+            blocks: MOST,
+            disks: vec![disk.clone(); 2],
+            counters: Some(counters),
+            data_address,
+            kept_blocks: MOST,
+            kept_bytes: MOST,
+            wall_ns: i64::MIN,
+            hits: vec![MountHits { mount_id: 1, hit_bytes: MOST, miss_bytes: MOST }; 2],
+            ..HeartbeatRequest::default()
+        };
+        attacker.answer(calls.heartbeat(beat)).unwrap();
+    }
+    // The leader looks at what disks have.
+    let before = runs().unwrap();
+    eventually("the leader has gone by these numbers", PATIENCE, || (runs()? > before + 1).then_some(()));
+    for arguments in [&["node", "list"][..], &["report"], &["report", "--json"]] {
+        let said = cluster.cv(arguments);
+        assert!(!said.stderr.contains("panicked"), "{said:?}");
+    }
+    let command = cluster.command(&["node", "list"]);
+    let words: Vec<&str> =
+        [command.get_program()].into_iter().chain(command.get_args()).flat_map(|word| word.to_str()).collect();
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &words.join(" "), "/dev/null"]).env("CV_CONF", &cluster.at_start.conf);
+    let shown = terminal.stdin(Stdio::null()).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("\\u{1b}[2Jsaid") && !shown.contains(ORDER), "{shown:?}");
+    let master = cluster.status().masters.swap_remove(0);
+    assert_eq!(master.pid, cluster.at_start.masters[0].pid);
+    assert!(!fs::read_to_string(&master.log).unwrap().contains("panicked"), "{}", cluster.logs());
 }
 
 #[test]

@@ -5,13 +5,14 @@
 //! replaced by a shorter one, by a longer one, and deleted, between its listing and the read. A store that lies by
 //! itself: an object shorter and longer than listed, one without a version, one that is another version than asked for,
 //! bytes of another range; listings that are garbage, that never end, that name sizes that are none; an error page. A
-//! store that has one more page for each that is taken.
+//! store that has one more page for each that is taken, listed to a bound, or until it is unmounted.
 
 use std::fs;
 use std::io;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cavern_tests::{Cluster, Options, eventually};
@@ -259,4 +260,37 @@ fn a_store_that_lists_for_ever_has_an_end() {
     // One page each more than there may be, and what a mount and a client ask for by themselves.
     let asked = asked.load(Ordering::Relaxed);
     assert!(asked < 4 * (8000 + 5000) / PAGE, "{asked} requests");
+}
+
+/// Whoever unmounts a bucket takes its credentials away: what lists it ends.
+#[test]
+fn a_bucket_that_is_unmounted_while_it_is_listed_is_asked_nothing_more() {
+    const QUIET: Duration = Duration::from_secs(1);
+    let cluster = Cluster::up(Options { conf: CONF.to_owned(), ..Options::default() });
+    let counted = Arc::new(AtomicU64::new(0));
+    let asked = || counted.load(Ordering::Relaxed);
+    let server = Server::http({
+        let counted = counted.clone();
+        move |head| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            next_of_many(head)
+        }
+    });
+    let endpoint = format!("s3.endpoint_url={}", server.url());
+    let options = ["--write-type", "cache-mode", "-c", &endpoint, "-c", "s3.anonymous=true"];
+    cluster.cv(&[&["mount", "s3://bottomless", "/bottomless"], &options[..]].concat());
+    let mut refresh = cluster.command(&["refresh", "/bottomless"]);
+    let mut refresh = refresh.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let before = asked();
+    eventually("it is listed", Duration::from_secs(10), || (asked() > before + 20).then_some(()));
+    cluster.cv(&["umount", "/bottomless"]);
+    let ended = cavern_tests::within("the refresh ends", Duration::from_secs(10), move || refresh.wait());
+    assert!(!ended.unwrap().success());
+    let (mut last, mut since) = (asked(), Instant::now());
+    eventually("nothing more is asked", Duration::from_secs(10), || {
+        if asked() != last {
+            (last, since) = (asked(), Instant::now());
+        }
+        (since.elapsed() > QUIET).then_some(())
+    });
 }

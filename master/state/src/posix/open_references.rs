@@ -33,6 +33,8 @@ const OPEN_REFS_MAX: usize = 1000;
 const NUMBERS_MAX: u32 = 65_536;
 /// Directories of one mutation that lets go of them.
 const RETURN_MAX: usize = 10_000;
+/// Held directories of a mount that are looked at, whether they are in one that is to be held.
+const HELD_MAX: usize = 4096;
 
 impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
@@ -170,7 +172,8 @@ impl MutationContext<'_, '_> {
         let (directory, session) = (asked.inode, self.caller.session);
         let record = self.directory(directory)?;
         let is_whole = record.listed_ns != 0;
-        if session == 0 || self.limited.is_some() || !is_whole || !self.may_delegate(directory)? {
+        let is_shared = self.limited.is_some() || self.is_held_below(directory, &record)?;
+        if session == 0 || is_shared || !is_whole || !self.may_delegate(directory)? {
             return Ok(directory);
         }
         match asked.step() {
@@ -188,6 +191,23 @@ impl MutationContext<'_, '_> {
             }
         }
         Ok(directory)
+    }
+
+    /// Whether another session holds a directory in this one, and so answers what changes its attributes; or may, where
+    /// too many are held.
+    fn is_held_below(&self, directory: u64, record: &InodeRecord) -> Result<bool> {
+        let (tables, session) = (self.tx.before(), self.caller.session);
+        let is_alone = self.tx.counters.delegations == tables.delegation_count(session)?;
+        if is_alone || records::links(record) <= 2 {
+            return Ok(false);
+        }
+        let held = tables.delegations_in(self.mount.id, HELD_MAX)?;
+        for other in held.iter().filter(|held| held.session != session) {
+            if tables.inode(other.directory)?.is_some_and(|record| record.parent == directory) {
+                return Ok(true);
+            }
+        }
+        Ok(held.len() == HELD_MAX)
     }
 
     /// Whether the session may come to hold a directory, or one in it.

@@ -57,7 +57,8 @@ impl Backlog {
     /// Together with that of another mount.
     pub(super) fn and(mut self, other: Self) -> Self {
         self.files += other.files;
-        self.bytes += other.bytes;
+        // Files may be as long as they like, and take nothing.
+        self.bytes = self.bytes.saturating_add(other.bytes);
         self.deletions += other.deletions;
         self.given_up += other.given_up;
         self.lost_files += other.lost_files;
@@ -111,5 +112,17 @@ impl Throughput {
         let recent = recent.iter().filter(|(began, _, _)| began.elapsed() <= WINDOW);
         let (files, bytes) = recent.fold((0, 0), |(files, bytes), (_, more, sum)| (files + more, bytes + sum));
         (files / WINDOW.as_secs(), bytes / WINDOW.as_secs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_with_sparse_files_of_any_length_are_summed_up() {
+        let of = |bytes| Backlog { files: 2, bytes, ..Backlog::default() };
+        let both = of(u64::MAX).and(of(1 << 44));
+        assert_eq!((both.files, both.bytes), (4, u64::MAX));
     }
 }

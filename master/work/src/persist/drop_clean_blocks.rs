@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cavern_proto::master::{Extent, FreeFate, Worker, WorkerState};
+use cavern_proto::master::{DiskReport, Extent, FreeFate, Worker, WorkerState};
 use cavern_state::clean_object;
 use cavern_state::outcome::FreeContent;
 
@@ -88,13 +88,13 @@ impl Persistence {
     }
 }
 
-/// What is too much at each worker that is live.
+/// What is too much at each worker that is live. One may say any numbers.
 fn excess(workers: &[Worker]) -> Excess {
     let live = workers.iter().filter(|worker| worker.state() == WorkerState::Live);
     let of = |worker: &Worker| {
         let disks = worker.disks.iter().filter(|disk| disk.healthy);
-        let (capacity, data) =
-            disks.fold((0, 0), |(capacity, data), disk| (capacity + disk.capacity_bytes, data + disk.data_bytes));
+        let sum = |of: fn(&DiskReport) -> u64| disks.clone().map(of).fold(0, u64::saturating_add);
+        let (capacity, data) = (sum(|disk| disk.capacity_bytes), sum(|disk| disk.data_bytes));
         let is_full = data > capacity / 100 * HIGH_PERCENT;
         is_full.then(|| (worker.id, data - capacity / 100 * LOW_PERCENT))
     };
@@ -118,8 +118,6 @@ fn deduct(excess: &mut Excess, extents: &[Extent], bytes: u64) {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::DiskReport;
-
     use super::*;
 
     fn worker(id: u64, data_bytes: u64, state: WorkerState) -> Worker {
@@ -140,6 +138,16 @@ mod tests {
         let workers = [worker(1, 750, live), worker(2, 760, live), worker(3, 1000, WorkerState::Lost)];
         assert_eq!(excess(&workers), [(2, 160)].into());
         assert!(excess(&[Worker { state: live as i32, ..Worker::default() }]).is_empty());
+    }
+
+    #[test]
+    fn any_numbers_of_one_worker_leave_those_of_others_as_they_are() {
+        let most = u64::MAX;
+        let disk = DiskReport { capacity_bytes: most, data_bytes: most, healthy: true, ..DiskReport::default() };
+        let state = WorkerState::Live as i32;
+        let liar = Worker { id: 1, state, disks: vec![disk; 3], ..Worker::default() };
+        let excess = excess(&[liar, worker(2, 760, WorkerState::Live)]);
+        assert_eq!(excess, [(1, most - most / 100 * LOW_PERCENT), (2, 160)].into());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! That a worker is to join a block is in the log first, so that no crash leaves a copy that nobody knows of. Every
 //! client is notified of it, and writes to the block no more once it has acknowledged that; what it wrote before is at
 //! the source by then. A client that cannot be reached says of everything it writes which workers have it, with the
-//! commit, and a replica that lacks it is given up then. So the copy is begun only when all have acknowledged, none of
-//! them being on its way to another stream.
+//! commit, and a replica that lacks it is given up then. So the copy is begun only when all that may see the mount have
+//! acknowledged, none of them being on its way to another stream.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Repair {
 
     async fn copy(&self, copy: &Copy) -> Result<(), String> {
         let watch = &self.watch;
-        if !watch.has_settled() {
+        if !watch.has_settled(copy.mount_id) {
             return Err("a client is on its way to another stream, or may still come after the master's start".into());
         }
         let Copy { inode, extent, .. } = copy;
@@ -48,7 +48,7 @@ impl Repair {
             Err(Problem::Refused(_)) => return Ok(()),
             Err(Problem::Failed(error)) => return Err(error),
         }
-        let acknowledged = watch.wait_all_acknowledged(watch.seq()).await;
+        let acknowledged = watch.wait_all_acknowledged(copy.mount_id, watch.seq()).await;
         let copied =
             if acknowledged { self.have_copied(copy).await } else { Err("a client has not heard of it".into()) };
         let keep = copied.is_ok().then_some(&copy.keep[..]);

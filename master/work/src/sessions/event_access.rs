@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use cavern_proto::ClientAccess;
 use cavern_proto::master::{ClientRule, Mount};
 use cavern_security::Identity;
 use cavern_state::{Change, RulesChange};
@@ -55,9 +56,18 @@ impl VisibleMounts {
 
     /// Whether a mount is there for whoever has opened a session.
     pub(super) fn may_see(&self, mount_id: u32, owner: Option<&Identity>) -> bool {
+        self.lets(mount_id, owner, ClientAccess::can_see)
+    }
+
+    /// Whether whoever has opened a session may change a mount.
+    pub(super) fn may_change(&self, mount_id: u32, owner: Option<&Identity>) -> bool {
+        self.lets(mount_id, owner, |access| access == ClientAccess::Full)
+    }
+
+    fn lets(&self, mount_id: u32, owner: Option<&Identity>, is_enough: impl Fn(ClientAccess) -> bool) -> bool {
         let Some(client) = owner.and_then(Identity::client_name) else { return true };
         self.0.read().get(&mount_id).is_none_or(|Rules { now, before }| {
-            let lets = |mount: &Mount| mount.access_of(client).can_see();
+            let lets = |mount: &Mount| is_enough(mount.access_of(client));
             lets(now) || before.as_ref().is_some_and(lets)
         })
     }

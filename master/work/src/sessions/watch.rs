@@ -83,8 +83,8 @@ struct State {
     owners: Owners,
     /// The last session that began at a place that has room for one.
     places: HashMap<String, u64>,
-    /// How many leases are over of clients that have not said that they end.
-    lapses: u64,
+    /// How many leases are over of clients that have not said that they end, by whose sessions they were.
+    lapses: HashMap<Option<Identity>, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
     watches: WatchRegistry,
@@ -127,7 +127,7 @@ impl State {
 
     /// The lease of a session is over.
     fn lapse(&mut self, session: u64) {
-        self.lapses += 1;
+        *self.lapses.entry(self.owners.get(session).cloned()).or_default() += 1;
         self.watches.end(session);
         self.invalidations.gone(session);
         self.delegations.stop_waiting(session);
@@ -148,14 +148,17 @@ impl State {
         }
     }
 
-    fn has_settled(&self, lease: Duration) -> bool {
-        self.started.elapsed() >= lease && self.broken.values().all(|since| since.elapsed() >= lease)
+    /// Whether no session that counts is on its way to another stream.
+    fn has_settled(&self, lease: Duration, counts: impl Fn(u64) -> bool) -> bool {
+        let is_away = |(session, since): (&u64, &Instant)| since.elapsed() < lease && counts(*session);
+        self.started.elapsed() >= lease && !self.broken.iter().any(is_away)
     }
 
-    /// Whether every session has acknowledged what it was sent of the events up to `seq`: its own changes it was not
-    /// sent.
-    fn have_acknowledged(&self, seq: u64) -> bool {
-        self.sessions.values().all(|session| session.acknowledged >= seq.min(session.last_queued))
+    /// Whether every session that counts has acknowledged what it was sent of the events up to `seq`: its own changes
+    /// it was not sent.
+    fn have_acknowledged(&self, seq: u64, counts: impl Fn(u64) -> bool) -> bool {
+        let has_not = |session: &Session| session.acknowledged < seq.min(session.last_queued);
+        !self.sessions.iter().any(|(id, session)| has_not(session) && counts(*id))
     }
 
     /// Puts a tick in the queue of every session that waits for events.
@@ -238,7 +241,7 @@ impl WatchHub {
             courtesy: CourtesySessions::default(),
             owners: Owners::default(),
             places: HashMap::new(),
-            lapses: 0,
+            lapses: HashMap::new(),
             started: Instant::now(),
             watches: WatchRegistry::default(),
             delegations: changes.delegations(),
@@ -403,9 +406,14 @@ impl WatchHub {
         self.looked().sessions.get(&session).is_some_and(|session| session.received_at.elapsed() < self.lease)
     }
 
-    /// Whether no session is on its way to another stream.
-    pub fn has_settled(&self) -> bool {
-        self.looked().has_settled(self.lease)
+    /// Whether no session is on its way to another stream whose client may see a mount.
+    pub fn has_settled(&self, mount_id: u32) -> bool {
+        let state = self.looked();
+        state.has_settled(self.lease, |session| self.may_see(&state, mount_id, session))
+    }
+
+    fn may_see(&self, state: &State, mount_id: u32, session: u64) -> bool {
+        self.changes.visible.may_see(mount_id, state.owners.get(session))
     }
 
     /// Whether a recorded session is over: it has no stream, and gets none from now on. None is as long as this master
@@ -561,12 +569,18 @@ impl WatchHub {
 
     /// Returns when every session that is live has acknowledged `seq`, at the latest after one lease; whether all have.
     pub async fn wait_acknowledged(&self, seq: u64) -> bool {
-        self.wait_until(|state| state.have_acknowledged(seq)).await
+        self.wait_until(|state| state.have_acknowledged(seq, |_| true)).await
     }
 
-    /// Returns when every session has acknowledged `seq`, those that are on their way to another stream too.
-    pub async fn wait_all_acknowledged(&self, seq: u64) -> bool {
-        self.wait_until(|state| state.has_settled(self.lease) && state.have_acknowledged(seq)).await
+    /// Returns when every session whose client may see a mount has acknowledged `seq`, those that are on their way to
+    /// another stream too, at the latest after one lease; whether all have. Others have nothing of it, and could keep
+    /// whoever waits for as long as they like.
+    pub async fn wait_all_acknowledged(&self, mount_id: u32, seq: u64) -> bool {
+        let have_all = |state: &State| {
+            let counts = |session| self.may_see(state, mount_id, session);
+            state.has_settled(self.lease, counts) && state.have_acknowledged(seq, counts)
+        };
+        self.wait_until(have_all).await
     }
 
     /// Returns when the sessions are as they should be, at the latest after one lease; whether they are.

@@ -244,7 +244,7 @@ impl ViewMaker {
             if !source.is_fs_mode || is_taken.await.is_err() {
                 return Ok(());
             }
-            let frozen = self.freeze(view.id).await;
+            let frozen = self.freeze(view).await;
             if frozen.is_err() {
                 given_up.cancel();
             }
@@ -260,20 +260,20 @@ impl ViewMaker {
     }
 
     /// Returns when no client writes to anything that is frozen.
-    async fn freeze(&self, id: u32) -> Result<(), WorkError> {
+    async fn freeze(&self, view: &View) -> Result<(), WorkError> {
         // Whoever is on his way to another stream is waited for before anybody is kept from writing.
-        self.settled().await?;
-        let freeze = |settled: bool| self.proposer.propose(FreezeView { id, settled });
+        self.settled(view.mount_id).await?;
+        let freeze = |settled: bool| self.proposer.propose(FreezeView { id: view.id, settled });
         let _frozen = freeze(false).await?.map_err(WorkError::Refused)?;
-        self.settled().await?;
+        self.settled(view.mount_id).await?;
         let _settled = freeze(true).await?.map_err(WorkError::Refused)?;
         Ok(())
     }
 
-    /// Returns when every client goes by the mount table as it is now.
-    async fn settled(&self) -> Result<(), WorkError> {
+    /// Returns when every client that may change a mount goes by the mount table as it is now.
+    async fn settled(&self, mount_id: u32) -> Result<(), WorkError> {
         let epoch = self.lookups.reader.read(|tables| Ok(tables.counters()?.mounts_epoch)).await?;
-        self.lookups.watch.wait_settled(epoch).await
+        self.lookups.watch.wait_settled(mount_id, epoch).await
     }
 
     /// Stores what was made, and shows it. Nothing is left of what could not be: where the log does not say so, the

@@ -458,10 +458,13 @@ async fn next_text(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
 async fn each_frame_about_blocks_is_judged_by_the_mount_that_it_names() {
     let certificates = Certificates::new();
     let bench = Fixture::secured("walk", certificates.transport(Role::Worker)).await;
-    let clients = vec![ClientRule { name: "somebody".to_owned(), ..ClientRule::default() }];
-    let (uri, write_type) = ("memory://server-walk".to_owned(), WriteType::FsMode as i32);
-    let mount = Mount { id: 1, uri, write_type, clients, ..Default::default() };
-    bench.mounts.apply(MountTable { epoch: 2, mounts: vec![mount], status: vec![] });
+    let mount = |id, client: &str| {
+        let clients = vec![ClientRule { name: client.to_owned(), ..ClientRule::default() }];
+        let (uri, write_type) = (format!("memory://server-walk-{id}"), WriteType::FsMode as i32);
+        Mount { id, uri, write_type, clients, ..Default::default() }
+    };
+    let mounts = vec![mount(1, "somebody"), mount(2, "here")];
+    bench.mounts.apply(MountTable { epoch: 2, mounts, status: vec![] });
     let transport = certificates.transport(Role::Client);
     let Transport::Tls(tls) = &transport else { panic!("{transport:?}") };
     let stream = TcpStream::connect(bench.address()).await.unwrap();
@@ -470,17 +473,33 @@ async fn each_frame_about_blocks_is_judged_by_the_mount_that_it_names() {
     stream.write_all(&encode_frame(FrameKind::Hello, 0, &hello, 0)).await.unwrap();
     stream.flush().await.unwrap();
     next_text(&mut stream).await;
+    let mut asked = async |what: &str, frame: &[u8], refusal: &str| {
+        stream.write_all(frame).await.unwrap();
+        stream.flush().await.unwrap();
+        let answer = next_text(&mut stream).await;
+        assert!(answer.contains(refusal), "{what}: {answer}");
+    };
+    let (theirs, hidden) = (block(1, 0), "mount 1 is not there for the client \"here\"");
     for [name, roles, judged_by, _] in crate::server::roles::documented() {
         let kind = FrameKind::ALL.into_iter().find(|kind| format!("{kind:?}") == name).unwrap();
-        let frame = about(kind, &block(1, 0));
+        let frame = about(kind, &theirs);
         assert_eq!(judged_by == "mount", frame.is_some(), "{name}");
         assert!(frame.is_none() || roles.contains("client"), "{name}");
         let Some(frame) = frame else { continue };
-        stream.write_all(&frame).await.unwrap();
-        stream.flush().await.unwrap();
-        let answer = next_text(&mut stream).await;
-        assert!(answer.contains("mount 1 is not there for the client \"here\""), "{name}: {answer}");
+        asked(name, &frame, hidden).await;
+        // Said to be of the mount that is there.
+        let claimed = about(kind, &BlockRef { mount_id: 2, ..theirs.clone() }).unwrap();
+        asked(name, &claimed, "is not that of the file, generation and mount named").await;
     }
+    // Beside what is its own.
+    let (own, theirs) = (BlockRef::of_inode("cluster-1", 9, 0, 0, BLOCK, 2), Some(theirs));
+    let failed = SyncRequest { blocks: vec![own.clone()], failed: theirs.iter().cloned().collect() };
+    let held = Some(Bytes::from_static(&[1]));
+    let confirm = QueryRequest { blocks: [own.clone()].into_iter().chain(theirs.clone()).collect(), held };
+    let begin = ReserveRequest { block: Some(own), origin: theirs, ..ReserveRequest::default() };
+    asked("a failed sync", &encode_frame(FrameKind::Sync, 1, &failed, 0), hidden).await;
+    asked("a confirmation", &encode_frame(FrameKind::Query, 1, &confirm, 0), hidden).await;
+    asked("an origin", &encode_frame(FrameKind::Reserve, 1, &begin, 0), hidden).await;
     assert_eq!(bench.stores.table.usage()[0].data_bytes, 0);
     drop(stream);
     bench.end().await;

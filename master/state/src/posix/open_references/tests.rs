@@ -265,6 +265,7 @@ fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
     bench.done(HOLDER, let_go(&[d]));
     assert_eq!(bench.answered(HOLDER, create(d, "late", Kind::File)).errno, STALE);
     assert!(bench.change(OTHER, wish(d, AcquireStep::Grant)).delegated);
+    assert!(!bench.change(HOLDER, wish(root, AcquireStep::Grant)).delegated, "another session holds one in it");
     bench.done(OTHER, let_go(&[d]));
     assert!(bench.change(HOLDER, wish(root, AcquireStep::Grant)).delegated, "the root of a mount as well");
     bench.done(HOLDER, let_go(&[root]));

@@ -104,21 +104,21 @@ async fn whoever_freezes_something_waits_until_all_clients_go_by_that() {
     let hub = hub(Duration::from_millis(300));
     let (one, other) = (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     let (first, second) = (one.id(), other.id());
-    while !hub.has_settled() {
+    while !hub.has_settled(1) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     hub.mounts_settled(first, 8);
-    let (settled, ()) = tokio::join!(hub.wait_settled(7), async { hub.mounts_settled(second, 7) });
+    let (settled, ()) = tokio::join!(hub.wait_settled(1, 7), async { hub.mounts_settled(second, 7) });
     settled.unwrap();
     // One that ends writes nothing any more.
-    let (settled, ()) = tokio::join!(hub.wait_settled(8), async { hub.end(second) });
+    let (settled, ()) = tokio::join!(hub.wait_settled(1, 8), async { hub.end(second) });
     settled.unwrap();
-    let late = hub.wait_settled(9).await.unwrap_err().to_string();
+    let late = hub.wait_settled(1, 9).await.unwrap_err().to_string();
     assert!(late.contains("client one did not say in time"), "{late}");
 
     // One that comes back says it once more.
     drop(one);
-    let (settled, again) = tokio::join!(hub.wait_settled(8), async {
+    let (settled, again) = tokio::join!(hub.wait_settled(1, 8), async {
         let again = hub.open("one", Before::of(first, false)).unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         hub.mounts_settled(first, 8);
@@ -129,7 +129,7 @@ async fn whoever_freezes_something_waits_until_all_clients_go_by_that() {
 
     // And of one that does not nobody knows what it writes, until it is forgotten.
     drop(again);
-    let mut waiting = std::pin::pin!(hub.wait_settled(8));
+    let mut waiting = std::pin::pin!(hub.wait_settled(1, 8));
     let lapsed = loop {
         tokio::select! {
             settled = &mut waiting => break settled.unwrap_err().to_string(),
@@ -137,7 +137,7 @@ async fn whoever_freezes_something_waits_until_all_clients_go_by_that() {
         }
     };
     assert!(lapsed.contains("has ended meanwhile"), "{lapsed}");
-    hub.wait_settled(9).await.unwrap();
+    hub.wait_settled(1, 9).await.unwrap();
 }
 
 #[tokio::test]
@@ -287,17 +287,17 @@ async fn a_stream_begins_anew_where_something_may_have_been_missed() {
 #[tokio::test]
 async fn a_session_that_ends_in_order_is_over_at_once() {
     let hub = hub(Duration::from_secs(1));
-    while !hub.has_settled() {
+    while !hub.has_settled(1) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let (ended, broken) = (hub.open("a", Before::default()).unwrap(), hub.open("b", Before::default()).unwrap());
     hub.end(ended.id());
-    assert!(hub.is_over(ended.id()) && hub.has_settled());
+    assert!(hub.is_over(ended.id()) && hub.has_settled(1));
     drop(ended);
-    assert!(hub.has_settled());
+    assert!(hub.has_settled(1));
     let id = broken.id();
     drop(broken);
-    assert!(!hub.is_over(id) && !hub.has_settled());
+    assert!(!hub.is_over(id) && !hub.has_settled(1));
 }
 
 #[tokio::test]
@@ -684,6 +684,38 @@ async fn who_does_not_see_a_mount_keeps_nobody_from_holding_what_is_in_it() {
     assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "it knows too many of them");
     hub.watch_inodes(other.id(), 0..100_000);
     assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "it may know everything");
+}
+
+#[tokio::test]
+async fn who_does_not_see_a_mount_keeps_nothing_in_it_from_being_deleted_or_frozen() {
+    let lease = Duration::from_millis(300);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
+    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    hub.changed(changes(Vec::new(), 0));
+    let [own, other] = ["own", "other"].map(|name| {
+        let owner = Identity::new("c", Role::Client, name).unwrap();
+        hub.open(name, Before { owner: Some(&owner), ..Before::default() }).unwrap()
+    });
+    // It takes in nothing, and goes by no mount table.
+    hub.acknowledge(own.id(), hub.seq(), 0);
+    hub.mounts_settled(own.id(), 7);
+    assert!(hub.wait_all_acknowledged(1, hub.seq()).await && !hub.wait_all_acknowledged(2, hub.seq()).await);
+    hub.wait_settled(1, 7).await.unwrap();
+    let late = hub.wait_settled(2, 7).await.unwrap_err().to_string();
+    assert!(late.contains("client other did not say in time"), "{late}");
+    // It goes away, and its lease ends.
+    drop(other);
+    assert!(hub.has_settled(1) && !hub.has_settled(2));
+    let (settled, ()) = tokio::join!(hub.wait_settled(1, 8), async {
+        tokio::time::sleep(lease).await;
+        hub.acknowledge(own.id(), hub.seq(), 0);
+        hub.tick();
+        hub.mounts_settled(own.id(), 8);
+    });
+    settled.unwrap();
 }
 
 #[tokio::test]
