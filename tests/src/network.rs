@@ -107,6 +107,7 @@ impl Network {
     /// The executable, what the repository has in `etc`, and what stands in for systemd.
     fn prepare_source(&self) {
         let (source, repository) = (self.source(), Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+        fs::create_dir_all(&source).unwrap();
         // Every host has a copy in memory, and needs no symbols.
         good(Command::new("strip").arg("-o").arg(source.join("cv")).arg(cv_path()));
         for folder in ["etc/systemd", "etc/package"] {

@@ -45,6 +45,9 @@ impl Lookups {
                 if let Some(error) = failure {
                     return Err(error);
                 }
+                if progress.directories == 0 {
+                    return Err(WorkError::NotFound(format!("{path} is gone since its listing began")));
+                }
             }
         }
         self.watch.wait_acknowledged(self.watch.seq()).await;
