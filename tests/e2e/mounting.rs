@@ -99,7 +99,9 @@ fn a_mount_stays_while_one_of_its_files_is_being_written() {
     within("an answer after the mount is gone", PATIENCE, move || {
         file.write_all(b" five").and_then(|()| file.sync_all()).unwrap_err()
     });
-    assert_eq!(cluster.s3.get("bucket", "fs/file"), "one two three");
+    // What was written before may have been uploaded before the mount was gone.
+    let kept = cluster.s3.get("bucket", "fs/file");
+    assert!(kept == "one two three" || kept == "one two three four", "{kept:?}");
 }
 
 // ---------------------------------------------------------------------------------------- keys in common

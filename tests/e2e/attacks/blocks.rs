@@ -108,7 +108,8 @@ fn blocks_are_neither_read_nor_written_by_clients_that_their_mount_is_not_there_
         attacker.runtime.block_on(evil.write(id, request, bytes::Bytes::from_static(b"evil"), PATIENCE)).err()
     };
     let reserve = ReserveRequest { block: Some(name_of(inode + 1000)), ..ReserveRequest::default() };
-    denied("Read", read(&attacker, &evil).err());
+    let refused = eventually("the worker has heard of the rules", PATIENCE, || read(&attacker, &evil).err());
+    denied("Read", Some(refused));
     denied("Write", write(inode));
     denied("Write of what is not there yet", write(inode + 1000));
     denied("Reserve", attacker.runtime.block_on(evil.reserve(id, reserve, PATIENCE)).err());
