@@ -171,9 +171,10 @@ impl MutationContext<'_, '_> {
     pub fn acquire_delegation(&mut self, asked: &AcquireDelegation) -> Checked<u64> {
         let (directory, session) = (asked.inode, self.caller.session);
         let record = self.directory(directory)?;
-        let is_whole = record.listed_ns != 0;
-        let is_shared = self.limited.is_some() || self.is_held_below(directory, &record)?;
-        if session == 0 || is_shared || !is_whole || !self.may_delegate(directory)? {
+        let may_hold = session != 0 && self.limited.is_none() && record.listed_ns != 0;
+        let is_let = may_hold && asked.step() != AcquireStep::Later && self.may_delegate(directory)?;
+        // This reads the most.
+        if !is_let || self.is_held_below(directory, &record)? {
             return Ok(directory);
         }
         match asked.step() {
