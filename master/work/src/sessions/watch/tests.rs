@@ -630,16 +630,20 @@ async fn a_client_has_so_many_sessions_and_another_as_many_again() {
     let _next = open(&own, 0).unwrap();
 }
 
+/// What others than a session may know of directory 7, which is `d` in the root of a mount: whether its attributes, and
+/// which inodes.
+fn known_of_directory(hub: &WatchHub, mount_id: u32, session: u64, announced: Option<u64>) -> Option<(bool, Vec<u64>)> {
+    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
+    let known = hub.known_by_others((7, mount_id, &place), session, announced)?;
+    Some((known.has_attributes, known.inodes))
+}
+
 #[tokio::test]
 async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
     let lease = Duration::from_secs(60);
     let hub = hub(lease);
     let [own, other] = ["own", "other"].map(|client| hub.open(client, Before::default()).unwrap());
-    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
-    let known = |announced| {
-        let known = hub.known_by_others((7, 1, &place), own.id(), announced)?;
-        Some((known.has_attributes, known.inodes))
-    };
+    let known = |announced| known_of_directory(&hub, 1, own.id(), announced);
     assert_eq!(known(None), None, "clients of the term before may be yet to come");
     hub.state.lock().started -= lease;
     hub.watch_name(own.id(), 1, b"d");
@@ -673,11 +677,7 @@ async fn who_does_not_see_a_mount_keeps_nobody_from_holding_what_is_in_it() {
         let owner = Some(&owners[usize::from(knows_inodes)]);
         hub.open("a", Before { owner, knows_inodes, ..Before::default() }).unwrap()
     });
-    let place = InodeLocation::Named { parent: 1, name: Bytes::from_static(b"d"), is_directory: true };
-    let known = |mount_id| {
-        let known = hub.known_by_others((7, mount_id, &place), own.id(), None)?;
-        Some((known.has_attributes, known.inodes))
-    };
+    let known = |mount_id| known_of_directory(&hub, mount_id, own.id(), None);
     assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "what it has open is to be said");
     hub.acknowledge(other.id(), hub.seq(), 0);
     hub.watch_inodes(other.id(), 0..5000);
