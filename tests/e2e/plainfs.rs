@@ -1,13 +1,15 @@
-//! `plainfs --writable`, the baseline of the benchmarks of writing, is a file system that programs work on.
+//! `plainfs --writable`, the baseline of the benchmarks of writing, is a file system that programs work on; that of
+//! `plainfs --replaced` leads openers to the next version.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cavern_tests::eventually;
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -23,13 +25,23 @@ struct Plain {
 
 impl Plain {
     fn up() -> Self {
+        Self::up_with(&["--writable"], &[])
+    }
+
+    /// With files, by name and length.
+    fn up_with(options: &[&str], files: &[(&str, usize)]) -> Self {
         let directory = TempDir::new().unwrap();
         let program = env!("CARGO_BIN_EXE_plainfs");
         let (source, mount) = (directory.path().join("source"), directory.path().join("mount"));
         fs::create_dir(&source).unwrap();
         fs::create_dir(&mount).unwrap();
+        for (name, length) in files {
+            fs::write(source.join(name), vec![0; *length]).unwrap();
+        }
         let outside = mount.metadata().unwrap().dev();
-        let server = Command::new(program).arg("--writable").args([&source, &mount]).spawn();
+        let mut server = Command::new(program);
+        server.args(options).args([&source, &mount]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let server = server.spawn();
         let server = server.unwrap_or_else(|error| panic!("{program} does not start: {error}"));
         let plain = Self { directory, server };
         eventually("it is mounted", PATIENCE, || (mount.metadata().ok()?.dev() != outside).then_some(()));
@@ -42,6 +54,14 @@ impl Plain {
 
     fn mount(&self) -> PathBuf {
         self.directory.path().join("mount")
+    }
+
+    /// Has a file replaced; the answer.
+    fn replace(&mut self, name: &str) -> String {
+        writeln!(self.server.stdin.as_mut().unwrap(), "{name}").unwrap();
+        let mut answer = String::new();
+        BufReader::new(self.server.stdout.as_mut().unwrap()).read_line(&mut answer).unwrap();
+        answer
     }
 }
 
@@ -213,4 +233,21 @@ fn attributes_and_sizes_are_those_of_the_file_beneath() {
         let found = plain.source().join(name).metadata().unwrap();
         assert_eq!((found.mode() & 0o7777, found.uid(), found.gid()), (mode, 1234, 1234), "{name}");
     }
+}
+
+#[test]
+fn openers_are_led_to_the_next_version_without_an_open() {
+    const LENGTH: usize = 50_000;
+    let mut plain = Plain::up_with(&["--no-open", "--replaced"], &[("file", LENGTH)]);
+    let path = plain.mount().join("file");
+    let content = |number: u64| number.to_le_bytes().repeat(LENGTH / 8);
+    let first = File::open(&path).unwrap();
+    for number in 1..=20 {
+        assert_eq!(plain.replace("file"), format!("{number}\n"));
+        assert!(fs::read(&path).unwrap() == content(number), "version {number}");
+    }
+
+    // What was open before, and is not in the kernel's pages, is not there any more.
+    let error = first.read_exact_at(&mut vec![0; LENGTH], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::STALE.raw_os_error()), "{error}");
 }

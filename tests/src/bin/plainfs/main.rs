@@ -4,19 +4,22 @@
 mod answer;
 mod handles;
 mod read_only;
+mod replaced;
 mod writable;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::thread;
 
 use clap::Parser;
-use fuser::{Config, MountOption, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use read_only::{Opens, ReadOnly};
+use replaced::{OldVersion, Replaced};
 use writable::Writable;
 
 #[derive(Parser)]
@@ -39,6 +42,10 @@ struct Options {
     /// Have the kernel open files by itself: it sends no OPEN and no RELEASE.
     #[arg(long, conflicts_with_all = ["writable", "drop_pages"])]
     no_open: bool,
+    /// Show the source's files with contents of their own, and replace those that standard input names, one a line.
+    #[arg(long, value_enum, value_name = "OLD", requires = "no_open")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "gone")]
+    replaced: Option<OldVersion>,
 }
 
 fn main() -> io::Result<()> {
@@ -54,18 +61,7 @@ fn main() -> io::Result<()> {
     config.acl = SessionACL::All;
     config.n_threads = Some(options.threads);
     config.clone_fd = true;
-    let session = if options.writable {
-        rustix::process::umask(Mode::empty());
-        raise_descriptors()?;
-        fuser::Session::new(Writable::new(source, options.drop_pages)?, &options.mount_point, &config)?.spawn()?
-    } else {
-        let opens = match (options.no_open, options.drop_pages) {
-            (true, _) => Opens::Never,
-            (false, true) => Opens::DropPages,
-            (false, false) => Opens::KeepPages,
-        };
-        fuser::Session::new(ReadOnly::new(source, opens)?, &options.mount_point, &config)?.spawn()?
-    };
+    let session = begin(&options, source, &config)?;
     set_read_ahead(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -74,6 +70,28 @@ fn main() -> io::Result<()> {
         io::Result::Ok(())
     })?;
     session.umount_and_join()
+}
+
+fn begin(options: &Options, source: PathBuf, config: &Config) -> io::Result<BackgroundSession> {
+    if options.writable {
+        rustix::process::umask(Mode::empty());
+        raise_descriptors()?;
+        return Session::new(Writable::new(source, options.drop_pages)?, &options.mount_point, config)?.spawn();
+    }
+    if let Some(old) = options.replaced {
+        let replaced = Replaced::new(&source, old)?;
+        let session = Session::new(replaced.clone(), &options.mount_point, config)?.spawn()?;
+        let notifier = session.notifier();
+        // It ends with its input, or with the process.
+        thread::Builder::new().name("replacements".to_owned()).spawn(move || replaced.follow(&notifier))?;
+        return Ok(session);
+    }
+    let opens = match (options.no_open, options.drop_pages) {
+        (true, _) => Opens::Never,
+        (false, true) => Opens::DropPages,
+        (false, false) => Opens::KeepPages,
+    };
+    Session::new(ReadOnly::new(source, opens)?, &options.mount_point, config)?.spawn()
 }
 
 /// The kernel grants 128 KiB by itself.
