@@ -84,9 +84,9 @@ def parse_sections(parser, sections):
     return options
 
 
-def start_plainfs(source, mount, *options):
+def start_plainfs(source, mount, *options, **streams):
     mount.mkdir(exist_ok=True)
-    plainfs = subprocess.Popen([TARGET / "plainfs", source, mount, "--threads", "2", *options])
+    plainfs = subprocess.Popen([TARGET / "plainfs", source, mount, "--threads", "2", *options], **streams)
     deadline = time.monotonic() + 10
     while not os.path.ismount(mount):
         if time.monotonic() > deadline or plainfs.poll() is not None:
