@@ -12,7 +12,8 @@ use std::time::Duration;
 use cavern_tests::{Cluster, Options, eventually};
 use rustix::io::Errno;
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A cluster with two mounts of its namespace, in each of which /data is `bucket`.
 fn two_mounts(options: &[&str], keys: &[&'static str]) -> (Cluster, [PathBuf; 2]) {
@@ -74,7 +75,7 @@ const KEYS: [&str; 4] = ["stays", "goes", "dir/one", "leaving/file"];
 
 #[test]
 fn names_follow_the_bucket_within_the_ttl() {
-    let (cluster, shown) = two_mounts(&["--metadata-ttl", "2s"], &KEYS);
+    let (cluster, shown) = two_mounts(&["--metadata-ttl", "1s"], &KEYS);
     for order in [[0, 1], [1, 0]] {
         change(&cluster, &shown);
         // The promise is about this very time.
@@ -93,13 +94,13 @@ fn names_follow_the_bucket_within_the_ttl() {
 /// Nobody looks at a name: the kernel has the whole listing, and asks for no entry of it.
 #[test]
 fn a_directory_that_is_only_listed_follows_the_bucket_within_the_ttl() {
-    let (cluster, shown) = two_mounts(&["--metadata-ttl", "2s"], &["dir/one"]);
+    let (cluster, shown) = two_mounts(&["--metadata-ttl", "1s"], &["dir/one"]);
     let listed = || shown.each_ref().map(|path| names(&path.join("dir")));
     let mut wanted = vec![OsString::from("one")];
     for round in 0..3 {
         wanted.push(format!("two-{round}").into());
         cluster.s3.put("bucket", &format!("dir/two-{round}"), "two");
-        eventually("the new name is listed", TTL * 5, || (listed() == [wanted.clone(), wanted.clone()]).then_some(()));
+        eventually("the new name is listed", PATIENCE, || (listed() == [wanted.clone(), wanted.clone()]).then_some(()));
     }
 }
 
