@@ -26,8 +26,9 @@ impl ContentId {
         Self(id)
     }
 
-    /// The content id of one generation of a file of an fs-mode mount: a new generation begins when a file is cut to
-    /// nothing. The mount is part of the name: whoever may use the blocks of one mount can name none of another.
+    /// The content id of one generation of a file of an fs-mode mount: another one begins when blocks are dropped, or
+    /// take the place of what a view has. The mount is part of the name: whoever may use the blocks of one mount can
+    /// name none of another.
     pub fn of_inode(cluster_id: &str, mount_id: u32, inode: u64, generation: u32) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"fs-mode");

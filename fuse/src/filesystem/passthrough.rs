@@ -3,8 +3,8 @@
 //! An object that is one complete block on this host is opened with a *backing*: the file of the block, registered with
 //! the kernel. So is a file of an fs-mode mount with `fuse.passthrough_fs_mode`, by rules of its own: see
 //! [`open_nodes`](super::open_nodes).
-//! Registering costs more than a read of a small file does, so a backing stays with the descriptor of the block for as
-//! long as that is open, and all opens use it.
+//! Registering costs more than a read of a small file does, so a backing stays for as long as the worker has the block
+//! and somebody uses it, and all opens use it.
 //!
 //! The kernel holds a registered file until it is given back, whatever becomes of this process. So each is in the
 //! journal, and the process that goes on gives back what no handle has.

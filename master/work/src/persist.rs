@@ -1,12 +1,12 @@
 //! Persistence of fs-mode mounts: the leader compares what their buckets are to have with what they have, and has
 //! workers carry out the difference. None of it is on the path of a command; all that it decides goes through the log.
 //!
-//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that is closed is written at once,
-//!   one that is open or empty is left alone for `master.persist_delay`, since it will change again, and so is one that
-//!   was written a moment ago, longer each time ([`recent_uploads`](self::recent_uploads)); for [`PATIENCE`] times that
-//!   at most. While clients make many changes ([`client_load`](self::client_load)) few are written at a time, unless
-//!   workers run out of room. An object that is new under its key is noted before it is written; what was written is
-//!   confirmed by the number of the change.
+//! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that is closed is written when it
+//!   has not changed for a tenth of `master.persist_delay` ([`REST_PART`]). One that is open or empty is left alone for
+//!   all of it, since it will change again, and so is one that was written a moment ago, longer each time
+//!   ([`recent_uploads`](self::recent_uploads)); for [`PATIENCE`] times that at most. While clients make many changes
+//!   ([`client_load`](self::client_load)) few are written at a time, unless workers run out of room. An object that is
+//!   new under its key is noted before it is written; what was written is confirmed by the number of the change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
 //!   only when the object under the new key has been confirmed.
 //! - [`key_conflicts`](self::key_conflicts): stores where of the keys `a` and `a/b` there can be one only. There the
