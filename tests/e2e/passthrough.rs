@@ -272,6 +272,9 @@ fn what_a_worker_drops_while_it_is_not_heard_is_let_go() {
     // It knows nobody who has files of its blocks, and nobody is connected.
     cluster.stop("worker0");
     cluster.start("worker0");
+    // Where that took long it is lost until it has registered, and would not be asked.
+    let is_live = || cluster.cv(&["node", "list", "--json"]).json()[0]["state"] == "live";
+    eventually("the worker is live", PATIENCE, || is_live().then_some(()));
     let freed = cluster.cv(&["fs", "free", "/data", "--json"]).json();
     assert_eq!(freed["blocks"], 30, "{freed}");
     eventually("nothing is kept", 3 * PATIENCE, || (gauge(&cluster, "cavern_client_backing_files") == 0).then_some(()));
