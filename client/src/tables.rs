@@ -47,8 +47,16 @@ pub(crate) struct Tables {
     settled: watch::Sender<u64>,
     /// When the worker table was to be renewed last.
     renewed: Mutex<Option<Instant>>,
+    worker_fetches: Mutex<WorkerFetches>,
     flights: SingleFlight<(), Result<(), ClientError>>,
     stale: Stale,
+}
+
+/// How often the worker table was asked for, and which of these times gave the one that is in force.
+#[derive(Default)]
+struct WorkerFetches {
+    begun: u64,
+    taken: u64,
 }
 
 /// Which tables are to be fetched again.
@@ -75,6 +83,7 @@ impl Tables {
             settle: OnceLock::new(),
             settled: watch::Sender::new(0),
             renewed: Mutex::default(),
+            worker_fetches: Mutex::default(),
             flights: SingleFlight::default(),
             stale: Stale::default(),
         }
@@ -159,9 +168,20 @@ impl Tables {
     }
 
     async fn fetch_workers(&self) -> Result<(), ClientError> {
+        let number = {
+            let mut fetches = self.worker_fetches.lock();
+            fetches.begun += 1;
+            fetches.begun
+        };
         let ask = |mut stubs: Stubs| async move { stubs.cluster.list_workers(ListWorkersRequest {}).await };
         let table = self.master.call_patiently("ListWorkers", ask).await?;
-        self.pool.set_workers(&table);
+        let mut fetches = self.worker_fetches.lock();
+        // What was asked for later has all that was announced before this was asked for. Epochs do not tell: a master
+        // that is restored begins with an earlier one.
+        if fetches.taken < number {
+            fetches.taken = number;
+            self.pool.set_workers(&table);
+        }
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use cavern_client::{Access, CachedLookup, CachedRead, Client, ClientError, File,
 use cavern_conf::{ByteSize, Config, Interval};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::Status;
+use cavern_proto::master::Worker;
 use cavern_ufs::MemoryBucket;
 use support::master::MOUNT_ROOT;
 use support::{FakeMaster, FakeWorker, Mood, config, connect, content, until};
@@ -686,6 +687,27 @@ async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
     }
     assert_eq!(client.stats().bucket_reads.get(), before);
     other.kill().await;
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_workers_that_comes_late_replaces_no_later_one() {
+    let cluster = Cluster::new("late-table", Vec::new()).await;
+    // No other session begins, with which the table is asked for.
+    cluster.master.set_lease(Duration::from_secs(20));
+    let client = cluster.client().await;
+    let asked = || cluster.master.count("ListWorkers");
+    until("the session has begun", || asked() == 2).await;
+    let release = cluster.master.hold_workers();
+    let renewed = client.clone();
+    let renewed = tokio::spawn(async move { renewed.renew_workers().await });
+    until("somebody wants to know how full the workers are", || asked() == 3).await;
+    cluster.master.set_workers(vec![Worker { id: 7, ..Worker::default() }]);
+    let is_known = || client.workers().worker(7).is_some();
+    until("the new worker is known", is_known).await;
+    drop(release);
+    renewed.await.unwrap();
+    assert!(is_known(), "the answer is that of before");
     cluster.stop(client).await;
 }
 

@@ -347,8 +347,13 @@ fn workers_are_listed_with_their_state_and_reports_with_their_mounts() {
         said.lines().any(|line| line.contains("lost") && line.contains(&cluster.at_start.workers[1].data)),
         "{said}"
     );
+    let freed = cluster.cv(&["fs", "free", "/data", "--json"]).json();
+    assert_eq!((&freed["files"], &freed["lost_workers"]), (&json!(4), &json!(1)), "what it has stays");
+    let said = cluster.cv(&["fs", "free", "/data"]).stdout;
+    assert!(said.contains("not asked: 1 lost worker"), "{said}");
     cluster.start("worker1");
     eventually("it is back", PATIENCE, || (states() == sorted(vec![at(0, "live"), at(1, "live")])).then_some(()));
+    assert_eq!(cluster.cv(&["fs", "free", "/data", "--json"]).json()["lost_workers"], 0);
 }
 
 #[test]

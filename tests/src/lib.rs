@@ -37,6 +37,7 @@ mod over;
 mod part;
 mod process;
 mod s3;
+mod space;
 mod wait;
 
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
@@ -51,4 +52,4 @@ pub use over::MountedOver;
 pub use part::PartMount;
 pub use process::Process;
 pub use s3::{S3, S3Admin};
-pub use wait::{eventually, within};
+pub use wait::{eventually, eventually_or, within};

@@ -7,13 +7,30 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Asks until `state` answers something, and answers that; panics, naming `what`, when it has not within `patience`.
 #[track_caller]
-pub fn eventually<T>(what: &str, patience: Duration, mut state: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, patience: Duration, state: impl FnMut() -> Option<T>) -> T {
+    let Some(value) = poll(patience, state) else { panic!("not within {patience:?}: {what}") };
+    value
+}
+
+/// As [`eventually`]; the panic says what `explain` has found by then, too.
+#[track_caller]
+pub fn eventually_or<T>(
+    what: &str,
+    patience: Duration,
+    state: impl FnMut() -> Option<T>,
+    explain: impl FnOnce() -> String,
+) -> T {
+    let Some(value) = poll(patience, state) else { panic!("not within {patience:?}: {what}\n{}", explain()) };
+    value
+}
+
+fn poll<T>(patience: Duration, mut state: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + patience;
     loop {
-        if let Some(value) = state() {
+        let value = state();
+        if value.is_some() || Instant::now() >= deadline {
             return value;
         }
-        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
         thread::sleep(POLL);
     }
 }

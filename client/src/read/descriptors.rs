@@ -8,7 +8,8 @@
 //!
 //! A notice can get lost: with a connection, or with a worker, or it is faster than the answer that hands out the file.
 //! So the worker is asked now and then which files are those of its blocks still, and told at the same time which of
-//! them were used, since it does not see how they are read.
+//! them were used, since it does not see how they are read. What is held of a worker that has left the table goes then,
+//! too: its directories may be emptied, or unmounted.
 
 use std::any::Any;
 use std::collections::HashMap;

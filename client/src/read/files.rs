@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
-use cavern_net::WorkerPool;
+use cavern_net::{NetError, WorkerPool};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::buffers::BufferKey;
-use super::descriptors::{BlockFile, CONFIRM_EVERY, Descriptors};
+use super::descriptors::{BlockFile, CONFIRM_EVERY, Descriptors, RetainedFile};
 use super::file::{EAGER_BYTES, OpenFile};
 use super::local_file::{PastEnd, read_now};
 use super::location::{BlockLocation, ReplicatedBlock};
@@ -197,16 +197,16 @@ impl Files {
     }
 
     /// Asks workers about the files of theirs that are held, tells them which were read, and lets go of those that are
-    /// not of their blocks any more. A worker that does not answer evicts nothing either, or is asked the next time.
+    /// not of their blocks any more: all of a worker that has left the table. One that does not answer evicts nothing
+    /// either, or is asked the next time.
     pub(crate) async fn confirm(&self) {
         for (worker, held) in self.core.descriptors.retained() {
             for batch in held.chunks(CONFIRM_BATCH) {
                 let files: Vec<_> = batch.iter().map(|held| (held.file.block, held.is_read)).collect();
-                match self.core.pool.confirm(worker, &files).await {
-                    Ok(now) => {
-                        let gone = batch.iter().zip(now).filter(|(held, now)| *now != Some(held.file.incarnation));
-                        self.core.descriptors.release(gone.map(|(held, _)| held.file));
-                    }
+                let answer = self.core.pool.confirm(worker, &files).await;
+                self.core.descriptors.release(gone(batch, &answer));
+                match answer {
+                    Ok(_) | Err(NetError::UnknownWorker(_)) => {}
                     Err(error) => {
                         tracing::debug!(worker, "files of its blocks could not be confirmed: {error}");
                         break;
@@ -229,4 +229,37 @@ impl Files {
 
 fn check_file(node: &Node) -> Result<(), ClientError> {
     if node.is_directory() { Err(ClientError::IsADirectory(node.to_string())) } else { Ok(()) }
+}
+
+/// Those of these files that are not of their worker's blocks any more, by its answer to [`WorkerPool::confirm`]: all,
+/// if it has left the table, since nobody would ever say that its blocks are gone.
+fn gone(held: &[RetainedFile], answer: &Result<Vec<Option<u64>>, NetError>) -> impl Iterator<Item = BlockFile> {
+    let is_gone = move |number: usize, file: &BlockFile| match answer {
+        Ok(now) => now.get(number) != Some(&Some(file.incarnation)),
+        Err(NetError::UnknownWorker(_)) => true,
+        Err(_) => false,
+    };
+    held.iter().enumerate().filter(move |(number, held)| is_gone(*number, &held.file)).map(|(_, held)| held.file)
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::{BlockId, ContentId};
+
+    use super::*;
+
+    #[test]
+    fn files_of_a_worker_that_has_left_the_table_are_let_go() {
+        let file = |index| {
+            let block = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index };
+            BlockFile { block, worker: 3, incarnation: u64::from(index) + 7 }
+        };
+        let held = [0, 1, 2].map(|index| RetainedFile { file: file(index), is_read: false });
+        let gone = |answer: Result<_, NetError>| gone(&held, &answer).collect::<Vec<_>>();
+        // There, not there, and there anew.
+        assert_eq!(gone(Ok(vec![Some(7), None, Some(99)])), [file(1), file(2)]);
+        let address = "192.0.2.1:1".to_owned();
+        assert!(gone(Err(NetError::WorkerDeadline { worker: 3, address, waited_ms: 1 })).is_empty());
+        assert_eq!(gone(Err(NetError::UnknownWorker(3))), [file(0), file(1), file(2)]);
+    }
 }

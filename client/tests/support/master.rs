@@ -15,7 +15,7 @@ use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::*;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
@@ -55,6 +55,8 @@ struct Service {
     follows: Arc<Mutex<Option<NotLeading>>>,
     /// Taken while listings are renewed.
     touching: Arc<tokio::sync::RwLock<()>>,
+    /// What the next answer with the table of workers waits for.
+    workers_held: Arc<Mutex<Option<oneshot::Receiver<()>>>>,
 }
 
 impl Drop for FakeMaster {
@@ -141,6 +143,7 @@ impl FakeMaster {
             deaf: Arc::default(),
             follows: Arc::default(),
             touching: Arc::default(),
+            workers_held: Arc::default(),
         };
         let master = Self { service, views: FakeViews::default(), address, server: Mutex::default() };
         master.serve(listener);
@@ -158,6 +161,7 @@ impl FakeMaster {
             deaf: Arc::default(),
             follows: Arc::default(),
             touching: Arc::default(),
+            workers_held: Arc::default(),
         };
         let master = Self { service, views: self.views.clone(), address, server: Mutex::default() };
         master.follow(Some(self));
@@ -352,6 +356,13 @@ impl FakeMaster {
         self.service.touching.clone().write_owned().await
     }
 
+    /// Whoever asks next for the table of workers has it as it is then, and when what this answers has been dropped.
+    pub fn hold_workers(&self) -> oneshot::Sender<()> {
+        let (release, held) = oneshot::channel();
+        *self.service.workers_held.lock() = Some(held);
+        release
+    }
+
     pub fn set_age_after_refresh(&self, age_ms: Option<i64>) {
         self.service.state.lock().age_after_refresh_ms = age_ms;
     }
@@ -453,6 +464,10 @@ impl State {
             Extent { index, generation: 1, workers, ..Extent::default() }
         };
         (0..).zip(self.blocks.get(&inode).into_iter().flatten()).map(block).collect()
+    }
+
+    fn worker_table(&self) -> WorkerTable {
+        WorkerTable { epoch: self.workers_epoch, workers: self.workers.clone() }
     }
 
     fn age(&self, directory: u64) -> i64 {
@@ -705,9 +720,14 @@ impl Cluster for Service {
     }
 
     async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
+        // Before the call is counted: who has seen that it was made decides about the next.
+        let held = self.workers_held.lock().take();
+        let table = self.state.lock().worker_table();
         self.enter("ListWorkers").await?;
-        let state = self.state.lock();
-        Ok(Response::new(WorkerTable { epoch: state.workers_epoch, workers: state.workers.clone() }))
+        if let Some(held) = held {
+            let _released = held.await;
+        }
+        Ok(Response::new(table))
     }
 
     async fn list_mounts(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {

@@ -143,6 +143,8 @@ struct Freed {
     bytes: u64,
     /// Paths that lead nowhere.
     missing: u64,
+    /// Workers that were not asked for blocks of objects: they may have some.
+    lost_workers: u64,
     /// Files and bytes that were not dropped, by their reason in [`KEPT`].
     kept: [(u64, u64); KEPT.len()],
 }
@@ -168,6 +170,7 @@ impl Freed {
     fn view(&self) -> Value {
         let mut view =
             json!({"files": self.files, "blocks": self.blocks, "bytes": self.bytes, "missing_paths": self.missing});
+        view["lost_workers"] = self.lost_workers.into();
         for ((_, name, _), (files, bytes)) in KEPT.iter().zip(self.kept) {
             view[format!("{name}_files")] = files.into();
             view[format!("{name}_bytes")] = bytes.into();
@@ -180,6 +183,10 @@ impl Freed {
         console::line(format_args!("dropped {blocks}, {}, of {files}", console::size(self.bytes)))?;
         if self.missing > 0 {
             console::line(format_args!("{} not there", counted(self.missing, "path")))?;
+        }
+        if self.lost_workers > 0 {
+            let lost = counted(self.lost_workers, "lost worker");
+            console::line(format_args!("not asked: {lost}; blocks there stay (see cv node list)"))?;
         }
         for ((_, _, why), (files, bytes)) in KEPT.iter().zip(self.kept).filter(|(_, (files, _))| *files > 0) {
             console::line(format_args!("kept {} of {}{why}", console::size(bytes), counted(files, "file")))?;
@@ -211,13 +218,12 @@ pub async fn show(client: &Client, PathArgs { path }: &PathArgs, result: &Result
 /// names, whether they are there or not.
 async fn where_blocks_are(client: &Client, layout: &Layout) -> Result<Vec<BlockView>, CliError> {
     let table = client.workers();
-    let is_live = |id: u64| table.worker(id).is_some_and(|worker| worker.state() == WorkerState::Live);
     let holders = layout.blocks.iter().filter_map(|block| block.holders.as_ref()).flatten().copied();
     let workers: BTreeSet<u64> = table.workers().iter().map(|worker| worker.id).chain(holders).collect();
     let mut views = Vec::new();
     for id in workers {
         let blocks = layout.at(id);
-        let found = if is_live(id) { Block::query(client, id, &blocks).await? } else { Vec::new() };
+        let found = if table.is_live(id) { Block::query(client, id, &blocks).await? } else { Vec::new() };
         let found = found.into_iter().map(|cached| Some(cached).filter(|cached| cached.is_known));
         for (block, cached) in blocks.iter().zip(found.chain(std::iter::repeat_with(|| None))) {
             if cached.is_none() && block.holders.is_none() {
@@ -242,12 +248,13 @@ async fn where_blocks_are(client: &Client, layout: &Layout) -> Result<Vec<BlockV
 
 /// `cv fs free` and `cv load --evict`: at every live worker, since a block may be where an earlier worker table placed
 /// it. Of files of fs-mode mounts the master knows where they are, and which of them the bucket has. Of several paths,
-/// those that lead nowhere are counted.
+/// those that lead nowhere are counted; and so are workers that are not live, since these keep what they have.
 pub async fn free(client: &Client, paths: &[String], result: &ResultArgs) -> Result<(), CliError> {
     let mut freed = Freed::default();
     let mut batch: Vec<BlockRef> = Vec::new();
     let mut running = FuturesUnordered::new();
     let mut contents: Vec<u64> = Vec::new();
+    let mut has_objects = false;
     for path in paths {
         let root = match client.metadata().resolve(path).await.map_err(CliError::from) {
             Err(CliError::NotFound(_)) if paths.len() > 1 => {
@@ -270,6 +277,7 @@ pub async fn free(client: &Client, paths: &[String], result: &ResultArgs) -> Res
             }
             let blocks = Layout::of(client, node).await?.blocks;
             freed.files += u64::from(!blocks.is_empty());
+            has_objects |= !blocks.is_empty();
             for block in blocks {
                 batch.push(block.name);
                 if batch.len() == BATCH {
@@ -287,6 +295,11 @@ pub async fn free(client: &Client, paths: &[String], result: &ResultArgs) -> Res
     running.push(drop_blocks(client, batch));
     while let Some(reply) = running.try_next().await? {
         freed.add(reply);
+    }
+    if has_objects {
+        let table = client.workers();
+        let lost = table.workers().iter().filter(|worker| worker.state() != WorkerState::Live);
+        freed.lost_workers = lost.count() as u64;
     }
     result.show(&freed.view(), || freed.print())
 }
