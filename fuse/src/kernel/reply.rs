@@ -38,6 +38,10 @@ pub struct Reply {
     noted: Option<Box<Slot>>,
 }
 
+/// What answers a request later.
+pub trait AnswerTask: Future<Output = ()> + Send + 'static {}
+impl<T: Future<Output = ()> + Send + 'static> AnswerTask for T {}
+
 /// Where the task of a request begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begins {
@@ -86,61 +90,37 @@ impl Reply {
     /// Answers from a task of the runtime. The task is dropped when the asker is killed, when it has waited for
     /// [`PATIENCE`](super::in_flight::PATIENCE) since another signal, or when the connection shuts down; the request is
     /// answered then.
-    pub fn defer<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn defer<T: AnswerTask>(self, work: impl FnOnce(Self) -> T) {
         self.run(InterruptPolicy::End, Begins::Elsewhere, work);
     }
 
     /// As `defer`, for what is short up to where it first waits: that runs on the thread of the caller.
-    pub fn begin<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn begin<T: AnswerTask>(self, work: impl FnOnce(Self) -> T) {
         self.run(InterruptPolicy::End, Begins::Here, work);
     }
 
     /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline. Up
     /// to where it first waits it runs on the thread of the caller.
-    pub fn run_uninterruptible<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn run_uninterruptible<T: AnswerTask>(self, work: impl FnOnce(Self) -> T) {
         self.run(InterruptPolicy::Wait, Begins::Here, work);
     }
 
     /// As `run_uninterruptible`, for what may take for ever: a signal is passed on, after which `work` must come to its
     /// end soon.
-    pub fn run_until_interrupted<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self, CancellationToken) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn run_until_interrupted<T: AnswerTask>(self, work: impl FnOnce(Self, CancellationToken) -> T) {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
         self.run(policy, Begins::Here, |reply| work(reply, interrupted));
     }
 
     /// Runs what takes long before it first waits, until a signal interrupts it: all of it runs elsewhere.
-    pub fn defer_until_interrupted<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self, CancellationToken) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn defer_until_interrupted<T: AnswerTask>(self, work: impl FnOnce(Self, CancellationToken) -> T) {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
         self.run(policy, Begins::Elsewhere, |reply| work(reply, interrupted));
     }
 
-    fn run<Work, Task>(self, signals: InterruptPolicy, begins: Begins, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    fn run<T: AnswerTask>(self, signals: InterruptPolicy, begins: Begins, work: impl FnOnce(Self) -> T) {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
         if let Some(mut reply) = self.admitted(signals) {
             let context = RequestContext::new(reply.unique());
