@@ -52,6 +52,7 @@ mod write;
 mod xattr;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cavern_client::{Client, Journal};
@@ -138,8 +139,8 @@ impl Namespace {
         move || Usage {
             files: inner.files.len(),
             directories: inner.directories.handles.len(),
-            passthrough_opens: inner.files.passthrough.opens(),
-            registered_files: inner.files.passthrough.registered(),
+            passthrough_opens: inner.files.passthrough.opens.load(Relaxed),
+            registered_files: inner.files.passthrough.registered.load(Relaxed),
         }
     }
 }

@@ -68,7 +68,7 @@ impl Kernel {
         let sink = Invalidations::new();
         let mut kernel = Self { socket, sink, notifier: None, session: Some(session), runtime };
         assert_eq!(kernel.receive().0.unique, 2);
-        let notifier = kernel.session.as_ref().unwrap().connection().notifier();
+        let notifier = kernel.session.as_ref().unwrap().connection.notifier();
         let inodes = Inodes { open: Box::new(|| vec![OPEN]), forgotten: Box::new(|_| {}) };
         kernel.notifier = Some(kernel.sink.attach(notifier, Arc::new(Root::new("/a", ROOT)), inodes).unwrap());
         // The question whether epochs are known.

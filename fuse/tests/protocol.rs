@@ -296,7 +296,7 @@ fn whatever_waits_is_answered_at_the_end() {
     // The loop serves in order: once this is answered, 60 is registered.
     kernel.request(opcode::ACCESS, 62, abi::AccessIn::default().as_bytes());
     kernel.expect(62, 0);
-    let in_flight = kernel.session.as_ref().unwrap().in_flight();
+    let in_flight = Arc::clone(&kernel.session.as_ref().unwrap().in_flight);
     assert_eq!(in_flight.waiting(), 1);
     kernel.runtime.block_on(in_flight.close(libc::EIO));
     kernel.expect(60, libc::EIO);

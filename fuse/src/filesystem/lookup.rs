@@ -203,7 +203,7 @@ impl Inner {
     /// How long the kernel may believe that the name does not exist.
     fn absence(&self, parent: u64, name: &[u8]) -> Duration {
         let trust = self.client.metadata().trust_absence(parent);
-        let absence = self.attr_defaults.negative_timeout(trust);
+        let absence = self.attr_defaults.negative_timeout.min(trust);
         if absence > FORGOTTEN_SOON && !self.root.remembers(parent, name) { FORGOTTEN_SOON } else { absence }
     }
 }

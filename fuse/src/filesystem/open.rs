@@ -13,6 +13,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
@@ -222,7 +223,7 @@ impl Inner {
         let delivery = match backing {
             Some(backing) => {
                 if !is_by_requests {
-                    self.files.passthrough.opened();
+                    self.files.passthrough.opens.fetch_add(1, Relaxed);
                 }
                 // Without KEEP_CACHE the kernel drops pages that it had of it before.
                 reply.opened_passthrough(number, open_flags & !fopen::KEEP_CACHE, backing.backing())

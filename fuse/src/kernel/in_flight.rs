@@ -26,7 +26,6 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::error;
 
 use super::begun_task::BegunTask;
 use super::channel::Channel;
@@ -56,7 +55,7 @@ pub struct InFlight {
     state: Mutex<State>,
     tasks: TaskTracker,
     runtime: Handle,
-    observation: Arc<Observation>,
+    pub observation: Observation,
 }
 
 #[derive(Debug, Default)]
@@ -124,17 +123,14 @@ pub enum Admission {
 }
 
 impl InFlight {
-    pub fn new(runtime: Handle, observation: Arc<Observation>) -> Self {
-        Self { state: Mutex::default(), tasks: TaskTracker::new(), runtime, observation }
+    pub fn new(runtime: Handle) -> Self {
+        let (state, observation) = (Mutex::default(), Observation::default());
+        Self { state, tasks: TaskTracker::new(), runtime, observation }
     }
 
     /// Requests that wait now.
     pub fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
-    }
-
-    pub fn observation(&self) -> &Observation {
-        &self.observation
     }
 
     /// Enters a request; unless it is admitted, the caller answers it.
@@ -281,11 +277,6 @@ impl InFlight {
         }
         self.observation.answered(asked.kind, Path::Deferred, 0, took);
     }
-
-    /// Says why a request was turned away; the table is never full in ordinary use, so each is worth a line.
-    pub fn log_full(&self, kind: RequestKind) {
-        error!(operation = kind.name(), waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
-    }
 }
 
 /// Whether a thread has a fatal signal pending, whichever it is. False for one that is not in this process namespace.
@@ -306,7 +297,7 @@ mod tests {
     #[tokio::test]
     async fn a_signal_that_overtakes_its_request_ends_only_what_signals_end() {
         let began = Instant::now();
-        let in_flight = Arc::new(InFlight::new(Handle::current(), Arc::default()));
+        let in_flight = Arc::new(InFlight::new(Handle::current()));
         let channel = Arc::new(Channel::new(File::open("/dev/null").unwrap().into()));
         let asked = |unique| RequestInfo {
             channel: Arc::clone(&channel),

@@ -13,12 +13,12 @@ use futures::FutureExt as _;
 use futures::future::lazy;
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::Backing;
-use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
+use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo, WAITING_MAX};
 use super::request::CopyCount;
 use super::request_stats::{Path, RequestKind};
 use crate::trace::{Target, Trace, Traced};
@@ -159,7 +159,9 @@ impl Reply {
                 return Some(self);
             }
             Admission::Full => {
-                self.in_flight.log_full(self.asked.kind);
+                // Never in ordinary use, so each is worth a line.
+                let operation = self.asked.kind.name();
+                error!(operation, waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
                 self.error(libc::EIO);
             }
             Admission::Closed => self.error(libc::EIO),
@@ -216,13 +218,13 @@ impl Reply {
 
     /// Answers WRITE.
     pub fn written(self, size: u32) {
-        self.in_flight.observation().written_bytes.fetch_add(u64::from(size), Relaxed);
+        self.in_flight.observation.written_bytes.fetch_add(u64::from(size), Relaxed);
         self.structure(&abi::WriteOut { size, padding: 0 });
     }
 
     /// Answers COPY_FILE_RANGE. `bytes` are no more than were asked for.
     pub fn copied(self, bytes: u64, count: CopyCount) {
-        self.in_flight.observation().copied_bytes.fetch_add(bytes, Relaxed);
+        self.in_flight.observation.copied_bytes.fetch_add(bytes, Relaxed);
         match count {
             CopyCount::Bits32 => {
                 self.structure(&abi::WriteOut { size: u32::try_from(bytes).unwrap_or(u32::MAX), padding: 0 });
@@ -261,7 +263,7 @@ impl Reply {
     /// Bytes of a file, of a symlink's target or of a directory page.
     pub fn bytes(self, bytes: &[u8]) {
         if self.asked.kind == RequestKind::Read {
-            self.in_flight.observation().read_bytes.fetch_add(bytes.len() as u64, Relaxed);
+            self.in_flight.observation.read_bytes.fetch_add(bytes.len() as u64, Relaxed);
         }
         self.finish(0, bytes);
     }
@@ -296,7 +298,7 @@ impl Reply {
             return Delivery::Refused;
         }
         // Counted before it is sent, so that whoever has the answer finds it counted.
-        self.in_flight.observation().answered(self.asked.kind, self.path, errno, self.asked.received.elapsed());
+        self.in_flight.observation.answered(self.asked.kind, self.path, errno, self.asked.received.elapsed());
         match self.asked.channel.send(self.asked.unique, -errno, body, &[]) {
             Ok(()) => return Delivery::Taken,
             // The asker was killed, or the file system unmounted: nobody waits.

@@ -22,7 +22,7 @@ use super::in_flight::{InFlight, RequestInfo};
 use super::notify::Notifier;
 use super::reply::Reply;
 use super::request::{Caller, Malformed, Operation, Request};
-use super::request_stats::{Observation, RequestKind};
+use super::request_stats::RequestKind;
 
 /// Bytes of a page; the unit of `max_pages`.
 const PAGE: usize = 4096;
@@ -108,10 +108,10 @@ pub enum SessionError {
 /// A running session. Dropping it does not end it: unmount, then [`Session::join`].
 #[derive(Debug)]
 pub struct Session {
-    connection: Connection,
-    in_flight: Arc<InFlight>,
-    observation: Arc<Observation>,
-    ended: CancellationToken,
+    pub connection: Connection,
+    pub in_flight: Arc<InFlight>,
+    /// Cancelled when the first event loop has found the connection gone.
+    pub ended: CancellationToken,
     loops: Vec<JoinHandle<()>>,
 }
 
@@ -188,10 +188,8 @@ impl Session {
         filesystem: Arc<F>,
         runtime: Handle,
     ) -> Result<Self, SessionError> {
-        let observation = Arc::new(Observation::default());
-        let in_flight = Arc::new(InFlight::new(runtime, Arc::clone(&observation)));
-        let ended = CancellationToken::new();
-        let mut session = Self { connection, in_flight, observation, ended, loops: Vec::new() };
+        let (in_flight, ended) = (Arc::new(InFlight::new(runtime)), CancellationToken::new());
+        let mut session = Self { connection, in_flight, ended, loops: Vec::new() };
         for number in 0..options.threads.max(1) {
             session.start_loop(number, &filesystem)?;
         }
@@ -212,23 +210,6 @@ impl Session {
             .map_err(SessionError::Thread)?;
         self.loops.push(thread);
         Ok(())
-    }
-
-    pub fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
-    /// Cancelled when the first event loop has found the connection gone.
-    pub fn ended(&self) -> CancellationToken {
-        self.ended.clone()
-    }
-
-    pub fn observation(&self) -> Arc<Observation> {
-        Arc::clone(&self.observation)
-    }
-
-    pub fn in_flight(&self) -> Arc<InFlight> {
-        Arc::clone(&self.in_flight)
     }
 
     /// Waits for the event loops: they end when the file system has been unmounted.
@@ -397,7 +378,7 @@ impl<F: Filesystem> EventLoop<F> {
     }
 
     fn refuse(&self, malformed: Malformed) {
-        self.in_flight.observation().malformed.fetch_add(1, Relaxed);
+        self.in_flight.observation.malformed.fetch_add(1, Relaxed);
         warn!(opcode = malformed.opcode, "a malformed request of the kernel: answered EIO");
         if let Some(unique) = malformed.unique {
             // FORGET and INTERRUPT expect no answer; the kernel says ENOENT to one, which is of no consequence.
