@@ -8,11 +8,9 @@
 use std::sync::Arc;
 
 use cavern_client::Node;
-use cavern_conf::host;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveName, RenameName};
 
-use super::attr_defaults::time;
 use super::directory::ReaddirKind;
 use super::export::Handle;
 use super::parts::Inner;
@@ -129,23 +127,8 @@ impl Inner {
     }
 
     fn virtual_attr(&self, node: u64) -> Attr {
-        let (seconds, nanoseconds) = time(host::wall_ns());
-        let owner = &self.attr_defaults.bucket;
-        Attr {
-            ino: node,
-            atime: seconds,
-            mtime: seconds,
-            ctime: seconds,
-            atimensec: nanoseconds,
-            mtimensec: nanoseconds,
-            ctimensec: nanoseconds,
-            mode: if node == DIRECTORY { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 },
-            nlink: if node == DIRECTORY { 2 } else { 1 },
-            uid: owner.uid,
-            gid: owner.gid,
-            blksize: 4096,
-            ..Attr::default()
-        }
+        let (mode, nlink) = if node == DIRECTORY { (libc::S_IFDIR | 0o555, 2) } else { (libc::S_IFREG | 0o444, 1) };
+        Attr { blksize: 4096, ..self.own_attr(node, mode, nlink) }
     }
 
     fn virtual_attributes(&self, node: u64) -> AttrOut {
