@@ -194,8 +194,8 @@ impl Filesystem for Namespace {
                 reply.error(libc::EROFS);
             }
             Operation::Link { inode, name } => inner.link(inode, caller, (node, name), reply),
-            Operation::Unlink { name } => inner.unlink(node, caller, name, reply),
-            Operation::Rmdir { name } => inner.rmdir(node, caller, name, reply),
+            Operation::Unlink { name } => inner.remove(node, caller, (name, false), reply),
+            Operation::Rmdir { name } => inner.remove(node, caller, (name, true), reply),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 inner.rename(caller, (node, name), (new_parent, new_name), flags, reply);
             }
