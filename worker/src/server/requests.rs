@@ -26,6 +26,7 @@ use cavern_proto::frame::{FrameKind, HEADER_BYTES};
 use cavern_proto::{BlockId, ChunkMap, ContentId};
 use cavern_security::Tenant;
 use futures::StreamExt;
+use futures::future::OptionFuture;
 use futures::stream::FuturesOrdered;
 use prost::Message as _;
 use tokio::sync::Semaphore;
@@ -346,7 +347,7 @@ impl Service {
         self.parts.metrics.hit_bytes.inc_by(hit_bytes);
         self.parts.metrics.miss_bytes.inc_by(missed_bytes);
         if let Ok(source) = &item.source {
-            self.parts.mounts.served(source.mount_id(), hit_bytes, missed_bytes);
+            self.parts.mounts.hits.count(source.mount_id(), hit_bytes, missed_bytes);
         }
     }
 
@@ -478,10 +479,7 @@ impl Service {
         let began = Instant::now();
         let fill = async {
             // Disks and buckets have queues that all share: what a tenant asks for beyond its turns waits here.
-            let _turn = match tenant {
-                Some(tenant) => Some(tenant.turns.acquire().await?),
-                None => None,
-            };
+            let _turn = OptionFuture::from(tenant.map(|tenant| tenant.turns.acquire())).await.transpose()?;
             let turns = (tenant.map(|tenant| &tenant.disk_turns), until);
             self.fills.ensure(object, &item.wanted, item.touch, turns).await
         };

@@ -128,7 +128,7 @@ impl DataBlock {
     pub(super) fn write_bytes(&self, offset: u32, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         let writer = self.writer().map_err(|error| (0, error))?;
         if let Some(sealed) = self.sealed() {
-            let _alone = sealed.alone();
+            let _alone = sealed.changes.write();
             return sealed.write(&writer, offset, bytes);
         }
         write_at(&writer, offset, bytes)
@@ -170,7 +170,7 @@ impl DataBlock {
         if cells.is_empty() {
             return Ok(ZeroOutcome::InPlace);
         }
-        let alone = sealed.alone();
+        let alone = sealed.changes.write();
         if fallocate(&writer, flags, &cells)? {
             return Ok(ZeroOutcome::Freed);
         }
