@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, opcode};
 use cavern_fuse::kernel::in_flight::PATIENCE;
-use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
+use cavern_fuse::kernel::{Filesystem, Operation, Reply, Session, SessionOptions};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use tokio::runtime::Runtime;
@@ -26,7 +26,7 @@ struct Stub {
 }
 
 impl Filesystem for Stub {
-    fn dispatch(&self, _node: u64, _caller: Caller, operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
+    fn dispatch(&self, _node: u64, operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
         match operation {
             Operation::Getattr => reply.defer(|reply| async move {
                 std::future::pending::<()>().await;

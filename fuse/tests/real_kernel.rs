@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use cavern_fuse::kernel::abi::{AttrOut, EntryOut, ROOT_NODE, StatfsOut, fopen};
 use cavern_fuse::kernel::directory::{Added, DirectoryEntry};
 use cavern_fuse::kernel::{
-    Backing, Caller, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply,
-    Session, SessionOptions,
+    Backing, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply, Session,
+    SessionOptions,
 };
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -129,7 +129,7 @@ impl Drop for Waiting {
 }
 
 impl Filesystem for Memory {
-    fn dispatch(&self, node: u64, _caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
+    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         match operation {
             Operation::Lookup { name } if node == BIG_DIRECTORY => {
                 let number: Option<u64> =

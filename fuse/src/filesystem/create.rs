@@ -29,7 +29,6 @@ impl Inner {
     pub(super) fn create(
         self: &Arc<Self>,
         kernel_parent: u64,
-        caller: Caller,
         name: &[u8],
         (mode, umask): (u32, u32),
         flags: u32,
@@ -38,7 +37,7 @@ impl Inner {
         if let Some(errno) = self.known_node(kernel_parent).and_then(|directory| refusal(&directory)) {
             return reply.error(errno);
         }
-        let (this, name, flags) = (Arc::clone(self), name.to_vec(), flags.cast_signed());
+        let (this, name, flags, caller) = (Arc::clone(self), name.to_vec(), flags.cast_signed(), reply.caller());
         reply.run_uninterruptible(move |reply| async move {
             let new = new_file(&name, (mode, umask), caller, flags);
             let created = match this.node(kernel_parent).await {
@@ -139,18 +138,11 @@ impl Inner {
         node.kind == Kind::File && !node.limits_users() && uid == owner && mode & wanted == wanted
     }
 
-    pub(super) fn tmpfile(
-        self: &Arc<Self>,
-        kernel_parent: u64,
-        caller: Caller,
-        permissions: (u32, u32),
-        flags: u32,
-        reply: Reply,
-    ) {
+    pub(super) fn tmpfile(self: &Arc<Self>, kernel_parent: u64, permissions: (u32, u32), flags: u32, reply: Reply) {
         if let Some(errno) = self.known_node(kernel_parent).and_then(|directory| refusal(&directory)) {
             return reply.error(errno);
         }
-        let (this, flags) = (Arc::clone(self), flags.cast_signed());
+        let (this, flags, caller) = (Arc::clone(self), flags.cast_signed(), reply.caller());
         reply.run_uninterruptible(move |reply| async move {
             let created = match this.node(kernel_parent).await {
                 Ok(directory) => {

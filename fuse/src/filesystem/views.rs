@@ -42,7 +42,7 @@ use super::virtual_entries::list;
 use super::xattr::{is_kept, is_listed};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
 use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{Caller, DirectoryPage, Operation, READ_MAX, Reply};
+use crate::kernel::{DirectoryPage, Operation, READ_MAX, Reply};
 use crate::trace::Target;
 
 pub(super) const DIRECTORY_NAME: &[u8] = b".views";
@@ -188,7 +188,6 @@ impl Inner {
     pub(super) fn serve_view(
         self: &Arc<Self>,
         node: ViewNode,
-        caller: Caller,
         operation: Operation<'_>,
         reply: Reply,
         payload: &mut [u8],
@@ -241,7 +240,7 @@ impl Inner {
                 let posix_acl = self.features.posix_acl;
                 self.with_xattrs_of_view(node, reply, move |xattrs, reply| {
                     let shown = xattrs.into_iter().map(|(name, _)| name);
-                    let shown = shown.filter(|name| is_listed(name, caller, posix_acl));
+                    let shown = shown.filter(|name| is_listed(name, reply.caller(), posix_acl));
                     let names: Vec<u8> = shown.flat_map(|name| [name, vec![0]].concat()).collect();
                     reply.xattr(&names, size);
                 });

@@ -17,7 +17,7 @@ use super::parts::Inner;
 use super::views::{DIRECTORY_NAME as VIEWS_NAME, ViewNode};
 use super::virtual_entries::{VirtualEntry, list};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, FileLock, ROOT_NODE, fopen};
-use crate::kernel::{Caller, Delivery, LockRequest, Operation, READ_MAX, Reply};
+use crate::kernel::{Delivery, LockRequest, Operation, READ_MAX, Reply};
 use crate::trace::Target;
 
 const DIRECTORY_NAME: &[u8] = b".cv";
@@ -64,13 +64,12 @@ impl Inner {
     pub(super) fn serve_virtual(
         self: &Arc<Self>,
         node: u64,
-        caller: Caller,
         operation: Operation<'_>,
         reply: Reply,
         payload: &mut [u8],
     ) {
         if node < DIRECTORY {
-            return self.serve_view(ViewNode::of(node), caller, operation, reply, payload);
+            return self.serve_view(ViewNode::of(node), operation, reply, payload);
         }
         match operation {
             Operation::Lookup { name } if node == DIRECTORY => match (name, Handle::of_name(name)) {

@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use super::begun_task::BegunTask;
 use super::channel::Channel;
+use super::request::Caller;
 use super::request_stats::{Observation, Path, RequestKind};
 
 /// Requests waiting at most. The kernel's own bound is one request per blocked thread of the host plus
@@ -83,8 +84,7 @@ pub struct RequestInfo {
     pub channel: Arc<Channel>,
     pub unique: u64,
     pub kind: RequestKind,
-    /// [`Caller::thread`](super::Caller::thread).
-    pub thread: u32,
+    pub caller: Caller,
     pub received: Instant,
 }
 
@@ -209,12 +209,13 @@ impl InFlight {
     fn signalled(self: &Arc<Self>, waiting: &Waiting) -> Option<CancellationToken> {
         match &waiting.signals {
             InterruptPolicy::End => {
-                let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
+                let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.caller.thread);
                 self.tasks.spawn_on(async move { this.end_in_time(unique, thread).await }, &self.runtime);
             }
             InterruptPolicy::Wait => {
-                let (this, RequestInfo { unique, thread, received, .. }) = (Arc::clone(self), waiting.asked.clone());
-                self.tasks.spawn_on(async move { this.leave_killed(unique, thread, received).await }, &self.runtime);
+                let (this, RequestInfo { unique, caller, received, .. }) = (Arc::clone(self), waiting.asked.clone());
+                self.tasks
+                    .spawn_on(async move { this.leave_killed(unique, caller.thread, received).await }, &self.runtime);
             }
             InterruptPolicy::NotifyTask(interrupted) => {
                 self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
@@ -303,7 +304,7 @@ mod tests {
             channel: Arc::clone(&channel),
             unique,
             kind: RequestKind::Flush,
-            thread: 0,
+            caller: Caller::default(),
             received: Instant::now(),
         };
         let notified = CancellationToken::new();

@@ -19,7 +19,7 @@ use zerocopy::{Immutable, IntoBytes};
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::Backing;
 use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo, WAITING_MAX};
-use super::request::CopyCount;
+use super::request::{Caller, CopyCount};
 use super::request_stats::{Path, RequestKind};
 use crate::trace::{Target, Trace, Traced};
 
@@ -68,6 +68,10 @@ impl Reply {
     /// Names the request, also when it is sent once more.
     pub fn unique(&self) -> u64 {
         self.asked.unique & !abi::UNIQUE_RESEND
+    }
+
+    pub fn caller(&self) -> Caller {
+        self.asked.caller
     }
 
     /// Whether a process before this one may have done what is asked for.

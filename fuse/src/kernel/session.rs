@@ -21,7 +21,7 @@ use super::channel::{Backing, Channel};
 use super::in_flight::{InFlight, RequestInfo};
 use super::notify::Notifier;
 use super::reply::Reply;
-use super::request::{Caller, Malformed, Operation, Request};
+use super::request::{Malformed, Operation, Request};
 use super::request_stats::RequestKind;
 
 /// Bytes of a page; the unit of `max_pages`.
@@ -41,7 +41,7 @@ const REQUEST_BYTES: usize = WRITE_MAX + PAGE;
 pub trait Filesystem: Send + Sync + 'static {
     /// Answers one request, at once or by [`Reply::defer`]. Called on an event loop: it must not block. `payload` is
     /// the loop's own page-aligned buffer of [`READ_MAX`] bytes, with arbitrary content.
-    fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]);
+    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]);
 
     /// The kernel gives up `nlookup` references to an inode.
     fn forget(&self, node: u64, nlookup: u64) {
@@ -362,7 +362,7 @@ impl<F: Filesystem> EventLoop<F> {
                     channel: Arc::clone(&self.channel),
                     unique: request.unique,
                     kind: RequestKind::of(&operation),
-                    thread: request.caller.thread,
+                    caller: request.caller,
                     received: Instant::now(),
                 };
                 let reply = Reply::new(&self.in_flight, asked);
@@ -371,7 +371,7 @@ impl<F: Filesystem> EventLoop<F> {
                     Operation::Destroy => reply.done(),
                     Operation::Init { .. } => reply.error(libc::EPROTO),
                     Operation::Unsupported { .. } => reply.error(libc::ENOSYS),
-                    operation => self.filesystem.dispatch(request.node, request.caller, operation, reply, payload),
+                    operation => self.filesystem.dispatch(request.node, operation, reply, payload),
                 }
             }
         }
