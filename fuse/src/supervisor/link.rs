@@ -72,25 +72,14 @@ impl Link {
 
     pub async fn send(&self, kind: Kind, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX - 1)];
-        loop {
-            self.socket.writable().await?;
-            let sent = self.socket.try_io(Interest::WRITABLE, || send(self.socket.as_fd(), kind, text, descriptors));
-            match sent {
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                sent => return sent,
-            }
-        }
+        self.socket.async_io(Interest::WRITABLE, || send(self.socket.as_fd(), kind, text, descriptors)).await
     }
 
     /// The next message; `None` when the other end is gone. Nothing is lost when this is dropped.
     pub async fn receive(&self) -> io::Result<Option<Message>> {
-        loop {
-            self.socket.readable().await?;
-            match self.socket.try_io(Interest::READABLE, || receive(self.socket.as_fd())) {
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
-                received => return received,
-            }
+        match self.socket.async_io(Interest::READABLE, || receive(self.socket.as_fd())).await {
+            Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            received => received,
         }
     }
 }
