@@ -219,7 +219,7 @@ impl Journal {
         *self.last.lock()
     }
 
-    /// Numbers up to this one are being used in a session.
+    /// Numbers up to this one are being used in a session: none (0) when it begins.
     pub(crate) fn note_changes(&self, session: u64, last: u64) {
         let mut known = self.last.lock();
         if known.0 == session && last <= known.1 {
@@ -231,11 +231,6 @@ impl Journal {
         words[..8].copy_from_slice(&session.to_le_bytes());
         words[8..].copy_from_slice(&last.to_le_bytes());
         let _ = self.file.write_all_at(&words, SESSION_AT);
-    }
-
-    /// A session begins.
-    pub(crate) fn note_session(&self, session: u64) {
-        self.note_changes(session, 0);
     }
 
     /// Enters a change that is about to be sent under its number, or was answered before it has one (0): `order` is its
@@ -407,7 +402,7 @@ mod tests {
         let kept = first.handles.put(b"kept").unwrap();
         drop(first.handles.put(b"let go of").unwrap());
         kept.set(b"and changed");
-        first.note_session(7);
+        first.note_changes(7, 0);
         first.note_changes(7, 20);
         first.note_changes(7, 12);
         // As kill -9 has it: nothing is dropped.
@@ -485,7 +480,7 @@ mod tests {
     fn what_is_left_is_counted_and_stays() {
         let memory = memory();
         let first = Journal::open(memory.try_clone().unwrap()).unwrap();
-        first.note_session(7);
+        first.note_changes(7, 0);
         for (session, is_write_back) in [(7, true), (7, false), (6, true), (7, true)] {
             let mutation = Mutation { is_write_back, ..Mutation::default() };
             std::mem::forget(first.note_change(session, 0, None, &mutation));

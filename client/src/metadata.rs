@@ -291,11 +291,6 @@ impl Metadata {
         self.inner.log.journal.as_ref()
     }
 
-    /// Nodes in the cache.
-    pub fn cached_entries(&self) -> usize {
-        self.inner.names.cache.len()
-    }
-
     /// Whether a session with the master has begun, and its lease has not lapsed.
     pub(crate) fn has_session(&self) -> bool {
         self.inner.lease.is_live()

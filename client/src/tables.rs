@@ -246,38 +246,28 @@ impl Tables {
     /// Fetches what was asked for until `stop`; `mounts_replaced` is called after every new mount table.
     pub(crate) async fn run_updater(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
         // What is being written may wait for the next table of workers.
-        let settling = stop.run_until_cancelled(self.settle_tables());
-        join(self.update_tables(stop.clone(), mounts_replaced), settling).await;
+        stop.run_until_cancelled(join(self.update_tables(mounts_replaced), self.settle_tables())).await;
     }
 
-    async fn update_tables(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
+    async fn update_tables(&self, mounts_replaced: impl Fn(&Mounts)) {
         let mut backoff = backoff::MASTER.begin();
         loop {
-            tokio::select! {
-                () = self.stale.wake.notified() => {}
-                () = stop.cancelled() => return,
-            }
-            let work = async {
-                if self.stale.mounts.swap(false, Ordering::Relaxed) {
-                    if self.fetch_mounts().await.is_ok() {
-                        mounts_replaced(&self.mounts());
-                    } else {
-                        self.stale.mounts.store(true, Ordering::Relaxed);
-                    }
-                }
-                if self.stale.workers.swap(false, Ordering::Relaxed) && self.fetch_workers().await.is_err() {
-                    self.stale.workers.store(true, Ordering::Relaxed);
-                }
-                if self.stale.mounts.load(Ordering::Relaxed) || self.stale.workers.load(Ordering::Relaxed) {
-                    backoff.wait().await;
-                    self.stale.wake.notify_one();
+            self.stale.wake.notified().await;
+            if self.stale.mounts.swap(false, Ordering::Relaxed) {
+                if self.fetch_mounts().await.is_ok() {
+                    mounts_replaced(&self.mounts());
                 } else {
-                    backoff.reset();
+                    self.stale.mounts.store(true, Ordering::Relaxed);
                 }
-            };
-            tokio::select! {
-                () = work => {}
-                () = stop.cancelled() => return,
+            }
+            if self.stale.workers.swap(false, Ordering::Relaxed) && self.fetch_workers().await.is_err() {
+                self.stale.workers.store(true, Ordering::Relaxed);
+            }
+            if self.stale.mounts.load(Ordering::Relaxed) || self.stale.workers.load(Ordering::Relaxed) {
+                backoff.wait().await;
+                self.stale.wake.notify_one();
+            } else {
+                backoff.reset();
             }
         }
     }

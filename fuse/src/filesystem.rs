@@ -52,6 +52,7 @@ mod write;
 mod xattr;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cavern_client::{Client, Journal};
@@ -62,7 +63,7 @@ pub use earlier_handles::EarlierHandles;
 pub use passthrough::is_asked as asks_for_passthrough;
 
 use crate::invalidation::Invalidations;
-use crate::kernel::{Caller, Connection, Filesystem, Operation, Reply};
+use crate::kernel::{Connection, Filesystem, Operation, Reply};
 use crate::root::Root;
 use parts::Inner;
 use read::ReadArgs;
@@ -138,29 +139,29 @@ impl Namespace {
         move || Usage {
             files: inner.files.len(),
             directories: inner.directories.handles.len(),
-            passthrough_opens: inner.files.passthrough.opens(),
-            registered_files: inner.files.passthrough.registered(),
+            passthrough_opens: inner.files.passthrough.opens.load(Relaxed),
+            registered_files: inner.files.passthrough.registered.load(Relaxed),
         }
     }
 }
 
 impl Filesystem for Namespace {
-    fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
+    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         let inner = &self.inner;
         if virtual_files::is_virtual(node) {
-            return inner.serve_virtual(node, caller, operation, reply, payload);
+            return inner.serve_virtual(node, operation, reply, payload);
         }
         match operation {
-            Operation::Lookup { name } => inner.lookup(node, caller, name, reply),
+            Operation::Lookup { name } => inner.lookup(node, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
             Operation::Statx => inner.statx(node, reply),
-            Operation::Open { flags } => inner.open(node, caller, flags, reply),
+            Operation::Open { flags } => inner.open(node, flags, reply),
             Operation::Read { fh, offset, size, is_kept } => {
                 let read = ReadArgs { offset, size, is_kept };
                 inner.read(node, fh, read, reply, payload);
             }
             Operation::Release { fh } => inner.release(node, fh, reply),
-            Operation::Opendir => inner.opendir(node, caller, reply),
+            Operation::Opendir => inner.opendir(node, reply),
             Operation::Readdir { fh, offset, size } => {
                 inner.readdir(fh, offset, size, directory::ReaddirKind::Names, reply)
             }
@@ -181,36 +182,33 @@ impl Filesystem for Namespace {
                 reply.error(libc::ENOSYS);
             }
             Operation::Getxattr { name, size } => inner.getxattr(node, name, size, reply),
-            Operation::Listxattr { size } => inner.listxattr(node, caller, size, reply),
-            Operation::Mknod { name, mode, umask, rdev } => {
-                inner.mknod(node, caller, name, (mode, umask), rdev, reply);
-            }
-            Operation::Mkdir { name, mode, umask } => inner.mkdir(node, caller, name, (mode, umask), reply),
-            Operation::Symlink { name, target } => inner.symlink(node, caller, name, target, reply),
+            Operation::Listxattr { size } => inner.listxattr(node, size, reply),
+            Operation::Mknod { name, mode, umask, rdev } => inner.mknod(node, name, (mode, umask), rdev, reply),
+            Operation::Mkdir { name, mode, umask } => inner.mkdir(node, name, (mode, umask), reply),
+            Operation::Symlink { name, target } => inner.symlink(node, name, target, reply),
             Operation::Link { inode: other, .. } | Operation::Rename { new_parent: other, .. }
                 if virtual_files::is_virtual(other) =>
             {
                 reply.error(libc::EROFS);
             }
-            Operation::Link { inode, name } => inner.link(inode, caller, (node, name), reply),
-            Operation::Unlink { name } => inner.unlink(node, caller, name, reply),
-            Operation::Rmdir { name } => inner.rmdir(node, caller, name, reply),
+            Operation::Link { inode, name } => inner.link(inode, (node, name), reply),
+            Operation::Unlink { name } => inner.remove(node, (name, false), reply),
+            Operation::Rmdir { name } => inner.remove(node, (name, true), reply),
             Operation::Rename { name, new_parent, new_name, flags } => {
-                inner.rename(caller, (node, name), (new_parent, new_name), flags, reply);
+                inner.rename((node, name), (new_parent, new_name), flags, reply);
             }
-            Operation::Setattr(set) => inner.setattr(node, caller, set, reply),
+            Operation::Setattr(set) => inner.setattr(node, set, reply),
             Operation::Setxattr { name, value, flags, clears_set_group_id } => {
-                inner.setxattr(node, caller, (name, value), (flags, clears_set_group_id), reply);
+                inner.setxattr(node, (name, value), (flags, clears_set_group_id), reply);
             }
-            Operation::Removexattr { name } => inner.removexattr(node, caller, name, reply),
-            Operation::Create { name, mode, umask, flags } => {
-                inner.create(node, caller, name, (mode, umask), flags, reply);
-            }
-            Operation::Tmpfile { mode, umask, flags } => inner.tmpfile(node, caller, (mode, umask), flags, reply),
+            Operation::Removexattr { name } => inner.removexattr(node, name, reply),
+            Operation::Create { name, mode, umask, flags } => inner.create(node, name, (mode, umask), flags, reply),
+            Operation::Tmpfile { mode, umask, flags } => inner.tmpfile(node, (mode, umask), flags, reply),
             Operation::Write { fh, offset, data, flags, kill_privileges, writer } => {
                 let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
                 let appends = open::appends(flags.cast_signed());
-                let how = WriteArgs { is_sync, appends, kills_privileges: kill_privileges, caller, writer };
+                let how =
+                    WriteArgs { is_sync, appends, kills_privileges: kill_privileges, caller: reply.caller(), writer };
                 inner.write(fh, offset, data, how, reply);
             }
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),

@@ -491,13 +491,9 @@ impl InvalidationSink for Invalidations {
     }
 }
 
-impl NotifierThread {
-    /// Stops the thread; barriers that wait are released. Blocks.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
+impl Drop for NotifierThread {
+    /// Stops the threads; barriers that wait are released. Blocks.
+    fn drop(&mut self) {
         self.sink.queue.lock().stopped = true;
         self.sink.notifier.lock().take();
         self.sink.filled.notify_all();
@@ -507,12 +503,6 @@ impl NotifierThread {
             // A panic has been reported by its hook.
             let _ = thread.join();
         }
-    }
-}
-
-impl Drop for NotifierThread {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
@@ -539,7 +529,7 @@ impl KernelCaches {
         // Asking is harmless: the kernel knows next to nothing yet.
         let epochs = if notifier.every_entry().is_ok() { EpochSupport::Known } else { EpochSupport::Unknown };
         if epochs == EpochSupport::Known {
-            root.names().need_not_be_remembered();
+            root.names.need_not_be_remembered();
         }
         Self { notifier, root, counts, epochs }
     }
@@ -556,7 +546,7 @@ impl KernelCaches {
                 self.counts.count(outcome);
             }
             EpochSupport::Unknown => {
-                for name in self.root.names().take() {
+                for name in self.root.names.take() {
                     self.forget_entry(self.root.kernel_node(), &name);
                 }
             }

@@ -32,8 +32,6 @@ pub(crate) async fn run(client: Arc<Client>, journal: Arc<Journal>, parent: Owne
     loop {
         // From before the look, so that no worker is missed that comes meanwhile.
         let other_workers = client.pool().workers_changed();
-        tokio::pin!(other_workers);
-        other_workers.as_mut().enable();
         if let Some((worker, mut kept)) = offer(&client, &journal, &parent, &who).await {
             debug!(worker, "a worker of this host keeps the journal of the mount");
             kept.ended().await;

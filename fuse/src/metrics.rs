@@ -13,11 +13,10 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use crate::filesystem::Usage;
 use crate::invalidation::Invalidations;
 use crate::kernel::in_flight::InFlight;
-use crate::kernel::request_stats::{KindCounts, LATENCY_BOUNDS_US, Observation, RequestKind};
+use crate::kernel::request_stats::{KindCounts, LATENCY_BOUNDS_US, RequestKind};
 
 /// Reads the counters of a session when they are asked for.
 pub struct MountCollector {
-    pub observation: Arc<Observation>,
     pub in_flight: Arc<InFlight>,
     pub invalidations: Arc<Invalidations>,
     pub usage: Box<dyn Fn() -> Usage + Send + Sync>,
@@ -36,7 +35,7 @@ impl MountCollector {
         mut encode: impl FnMut(MetricEncoder<'_>, &KindCounts) -> fmt::Result,
     ) -> fmt::Result {
         for kind in RequestKind::ALL {
-            encode(metric.encode_family(&[("operation", kind.name())])?, self.observation.kind(kind))?;
+            encode(metric.encode_family(&[("operation", kind.name())])?, self.in_flight.observation.kind(kind))?;
         }
         Ok(())
     }
@@ -46,7 +45,7 @@ impl MountCollector {
             by a task (deferred)";
         let mut metric = encoder.encode_descriptor("cavern_fuse_requests", help, None, MetricType::Counter)?;
         for kind in RequestKind::ALL {
-            let counts = self.observation.kind(kind);
+            let counts = self.in_flight.observation.kind(kind);
             for (path, count) in [("fast", &counts.fast), ("deferred", &counts.deferred)] {
                 let labels = [("operation", kind.name()), ("path", path)];
                 ConstCounter::new(count.load(Relaxed)).encode(metric.encode_family(&labels)?)?;
@@ -70,7 +69,7 @@ impl MountCollector {
 
     fn totals(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let invalidation_counts = self.invalidations.counts();
-        let seen = &self.observation;
+        let seen = &self.in_flight.observation;
         for (name, help, count) in [
             ("cavern_fuse_read_bytes", "Bytes answered to reads of the kernel", &seen.read_bytes),
             ("cavern_fuse_written_bytes", "Bytes of writes of the kernel that were carried out", &seen.written_bytes),

@@ -18,7 +18,7 @@ use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, Signal, getpid, kill_process};
 use tokio::runtime::Handle;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -268,13 +268,13 @@ impl Process<'_> {
         let notifier = match begun {
             Some(notifier) => notifier,
             None => invalidations
-                .attach(session.connection().notifier(), Arc::clone(&root), inodes(client.metadata()))
+                .attach(session.connection.notifier(), Arc::clone(&root), inodes(client.metadata()))
                 .map_err(FuseError::Thread)?,
         };
         if is_first {
             self.note_mount(&fuse, &mount, &session, &root)?;
             let held = SupervisedMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
-            self.hand_over(&held, session.connection().agreement(), session.connection().descriptors(), &http).await?;
+            self.hand_over(&held, session.connection.agreement(), session.connection.descriptors(), &http).await?;
             if let Some(journal) = &self.journal {
                 journal.thaw();
             }
@@ -297,14 +297,13 @@ impl Process<'_> {
 
         let metrics = Metrics::new("fuse");
         metrics.register_collector(MountCollector {
-            observation: session.observation(),
-            in_flight: session.in_flight(),
+            in_flight: Arc::clone(&session.in_flight),
             invalidations: Arc::clone(invalidations),
             usage: Box::new(usage),
         });
         self.transport.register_metrics(&metrics);
         metrics.with_registry(|registry| client.stats().register(registry.sub_registry_with_prefix("cavern")));
-        let ended = session.ended();
+        let ended = session.ended.clone();
         let address = http.local_addr();
         let http_stop = CancellationToken::new();
         let gone = ended.clone();
@@ -313,7 +312,7 @@ impl Process<'_> {
         let web = host::spawn(http.serve(self.access.clone(), Router::new(), metrics, health, http_stop.clone()));
 
         let mount_point = mount.path().display().to_string();
-        let minor = session.connection().agreement().minor;
+        let minor = session.connection.agreement().minor;
         info!(mount_point, path = config.fuse.path, minor, "{}", if is_first { "mounted" } else { "served again" });
         if is_first {
             ready("fuse", &[("mount_point", mount_point.clone()), ("http", address.to_string())]);
@@ -342,12 +341,11 @@ impl Process<'_> {
         end(mount, session, notifier).await;
         sweeping.cancel();
         http_stop.cancel();
-        finish(sweeper).await;
-        finish(committer).await;
-        finish(settler).await;
-        finish(clearer).await;
-        finish(mover).await;
-        finish(web).await;
+        for task in [sweeper, committer, settler, clearer, mover, web] {
+            if let Err(panicked) = task.await {
+                warn!(%panicked, "a task ended early");
+            }
+        }
         Ok(())
     }
 
@@ -386,7 +384,7 @@ impl Process<'_> {
     /// Leaves to the next process how the mount was made.
     fn note_mount(&self, fuse: &schema::Fuse, mount: &Mount, session: &Session, root: &Root) -> Result<(), FuseError> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let record = record_of_mount(fuse, session.connection().agreement(), mount, root);
+        let record = record_of_mount(fuse, session.connection.agreement(), mount, root);
         match journal.mount.put(&record.encode_to_vec()) {
             // It stays for as long as the mount.
             Some(slot) => std::mem::forget(slot),
@@ -506,7 +504,7 @@ async fn begin(
             }
         };
         let readahead = fuse.kernel_readahead.bytes();
-        if asked.passthrough && fuse.passthrough == Choice::On && !session.connection().agreement().has_passthrough() {
+        if asked.passthrough && fuse.passthrough == Choice::On && !session.connection.agreement().has_passthrough() {
             warn!("this kernel has no passthrough (Linux 6.9 and later): reads go through cv fuse");
         }
         mount.set_read_ahead(if fuse.direct { 0 } else { readahead });
@@ -532,7 +530,7 @@ fn session_options(fuse: &schema::Fuse) -> SessionOptions {
 
 /// Lets requests in flight end, answers what is left, takes the mount away and waits for every thread.
 async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
-    let (in_flight, ended) = (session.in_flight(), session.ended());
+    let (in_flight, ended) = (Arc::clone(&session.in_flight), session.ended.clone());
     // The kernel gives the number of the device to others as soon as the mount is gone.
     let control = mount.control();
     let mount_point = mount.path().display().to_string();
@@ -556,7 +554,7 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     let wait = move || {
         drop(mount);
         session.join();
-        notifier.stop();
+        drop(notifier);
         // Nobody waits any more for what cannot be ended.
         let _ = done.send(());
     };
@@ -588,10 +586,4 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
 async fn unmount(mount: &mut Mount) -> Unmounted {
     // An unmount is either possible at once or refused; views that are mounted below are looked up by way of the mount.
     tokio::task::block_in_place(|| mount.unmount())
-}
-
-async fn finish(task: JoinHandle<()>) {
-    if let Err(panicked) = task.await {
-        warn!(%panicked, "a task ended early");
-    }
 }

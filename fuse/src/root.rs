@@ -21,7 +21,7 @@ pub struct Root {
     inode: AtomicU64,
     /// By which the kernel knows it.
     kernel_node: AtomicU64,
-    names: RootNames,
+    pub names: RootNames,
     /// Of the files of fs-mode mounts.
     aliases: Aliases,
 }
@@ -93,10 +93,6 @@ impl Root {
         &self.aliases
     }
 
-    pub fn names(&self) -> &RootNames {
-        &self.names
-    }
-
     /// Whether the kernel may keep a name in `parent` for long: it may, unless the name is in the root and there is no
     /// room to remember it.
     pub fn remembers(&self, parent: u64, name: &[u8]) -> bool {
@@ -157,10 +153,10 @@ mod tests {
         assert!(root.remembers(1, b"0"));
         assert!(!root.remembers(1, b"one too many"));
         assert!(root.remembers(2, b"one too many"));
-        assert_eq!(root.names().take().len(), NAMES_MAX);
+        assert_eq!(root.names.take().len(), NAMES_MAX);
         assert!(root.remembers(1, b"one too many"));
-        root.names().need_not_be_remembered();
-        assert!(root.names().take().is_empty());
+        root.names.need_not_be_remembered();
+        assert!(root.names.take().is_empty());
         assert!((0..2 * NAMES_MAX).all(|number| root.remembers(1, number.to_string().as_bytes())));
     }
 

@@ -221,11 +221,11 @@ impl Supervisor {
                     }
                 }
                 Event::Reload(another) if is_stopping || !daemon.is_ready => {
-                    another.refuse("the mount is not served at the moment: try again").await;
+                    another.say("the mount is not served at the moment: try again").await;
                 }
                 Event::Reload(another) => {
                     if let Err(reason) = daemon.prepare_to_be_replaced().await {
-                        another.refuse(&reason).await;
+                        another.say(&reason).await;
                         continue;
                     }
                     info!("the process that serves the mount is replaced");

@@ -14,7 +14,7 @@ use std::time::Duration;
 use cavern_client::InvalidationSink;
 use cavern_fuse::invalidation::{Inodes, Invalidations, NotifierThread};
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, notify, opcode};
-use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
+use cavern_fuse::kernel::{Filesystem, Operation, Reply, Session, SessionOptions};
 use cavern_fuse::root::Root;
 use futures::FutureExt;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -32,7 +32,7 @@ const OPEN: u64 = 600;
 struct Nothing;
 
 impl Filesystem for Nothing {
-    fn dispatch(&self, _node: u64, _caller: Caller, _operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
+    fn dispatch(&self, _node: u64, _operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
         reply.error(libc::ENOSYS);
     }
 }
@@ -68,7 +68,7 @@ impl Kernel {
         let sink = Invalidations::new();
         let mut kernel = Self { socket, sink, notifier: None, session: Some(session), runtime };
         assert_eq!(kernel.receive().0.unique, 2);
-        let notifier = kernel.session.as_ref().unwrap().connection().notifier();
+        let notifier = kernel.session.as_ref().unwrap().connection.notifier();
         let inodes = Inodes { open: Box::new(|| vec![OPEN]), forgotten: Box::new(|_| {}) };
         kernel.notifier = Some(kernel.sink.attach(notifier, Arc::new(Root::new("/a", ROOT)), inodes).unwrap());
         // The question whether epochs are known.

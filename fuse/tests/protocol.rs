@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cavern_fuse::kernel::abi::{self, InHeader, OutHeader, opcode};
 use cavern_fuse::kernel::in_flight::PATIENCE;
-use cavern_fuse::kernel::{Caller, Filesystem, Operation, Reply, Session, SessionOptions};
+use cavern_fuse::kernel::{Filesystem, Operation, Reply, Session, SessionOptions};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use tokio::runtime::Runtime;
@@ -26,7 +26,7 @@ struct Stub {
 }
 
 impl Filesystem for Stub {
-    fn dispatch(&self, _node: u64, _caller: Caller, operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
+    fn dispatch(&self, _node: u64, operation: Operation<'_>, reply: Reply, _payload: &mut [u8]) {
         match operation {
             Operation::Getattr => reply.defer(|reply| async move {
                 std::future::pending::<()>().await;
@@ -296,7 +296,7 @@ fn whatever_waits_is_answered_at_the_end() {
     // The loop serves in order: once this is answered, 60 is registered.
     kernel.request(opcode::ACCESS, 62, abi::AccessIn::default().as_bytes());
     kernel.expect(62, 0);
-    let in_flight = kernel.session.as_ref().unwrap().in_flight();
+    let in_flight = Arc::clone(&kernel.session.as_ref().unwrap().in_flight);
     assert_eq!(in_flight.waiting(), 1);
     kernel.runtime.block_on(in_flight.close(libc::EIO));
     kernel.expect(60, libc::EIO);

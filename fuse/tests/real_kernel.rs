@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use cavern_fuse::kernel::abi::{AttrOut, EntryOut, ROOT_NODE, StatfsOut, fopen};
 use cavern_fuse::kernel::directory::{Added, DirectoryEntry};
 use cavern_fuse::kernel::{
-    Backing, Caller, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply,
-    Session, SessionOptions,
+    Backing, DirectoryPage, Filesystem, Mount, MountError, MountOptions, Notifier, Operation, READ_MAX, Reply, Session,
+    SessionOptions,
 };
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -129,7 +129,7 @@ impl Drop for Waiting {
 }
 
 impl Filesystem for Memory {
-    fn dispatch(&self, node: u64, _caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
+    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         match operation {
             Operation::Lookup { name } if node == BIG_DIRECTORY => {
                 let number: Option<u64> =
@@ -247,7 +247,7 @@ impl Mounted {
     }
 
     fn notifier(&self) -> Notifier {
-        self.session.as_ref().unwrap().connection().notifier()
+        self.session.as_ref().unwrap().connection.notifier()
     }
 }
 
@@ -314,7 +314,7 @@ fn eight_readers_get_every_byte_through_two_loops() {
             });
         }
     });
-    let seen = mounted.session.as_ref().unwrap().observation();
+    let seen = &mounted.session.as_ref().unwrap().in_flight.observation;
     assert!(seen.read_bytes.load(Ordering::Relaxed) >= 8 * SIZE);
     let file = fs::File::open(directory.join("file-000015")).unwrap();
     let mut bytes = [0; 100];
@@ -327,7 +327,7 @@ fn a_read_is_as_large_as_a_megabyte() {
     let memory = Memory::new(0, 64 * READ_MAX as u64);
     let mounted = Mounted::new(memory);
     fs::read(mounted.path().join("file")).unwrap();
-    let seen = mounted.session.as_ref().unwrap().observation();
+    let seen = &mounted.session.as_ref().unwrap().in_flight.observation;
     let reads = seen.kind(cavern_fuse::kernel::request_stats::RequestKind::Read);
     let count = reads.fast.load(Ordering::Relaxed) + reads.deferred.load(Ordering::Relaxed);
     assert!(count <= 2 * 64, "{count} requests for 64 MiB");
@@ -377,7 +377,7 @@ fn a_process_waiting_for_a_page_dies_of_a_fatal_signal_at_once() {
         assert!(took < Duration::from_secs(2), "{signal:?} took {took:?}");
     }
     // What read-ahead asked for is nobody's any more, and is answered at the end.
-    let in_flight = mounted.session.as_ref().unwrap().in_flight();
+    let in_flight = Arc::clone(&mounted.session.as_ref().unwrap().in_flight);
     mounted.runtime.block_on(in_flight.close(libc::EIO));
     assert_eq!(memory.waiting.load(Ordering::SeqCst), 0);
 }
@@ -422,7 +422,7 @@ fn pages_are_kept_from_open_to_open() {
         fs::read(mounted.path().join("file")).unwrap();
     }
     assert_eq!(memory.opens.load(Ordering::Relaxed), 3);
-    let seen = mounted.session.as_ref().unwrap().observation();
+    let seen = &mounted.session.as_ref().unwrap().in_flight.observation;
     assert!(seen.read_bytes.load(Ordering::Relaxed) < 110_000);
 }
 
@@ -435,7 +435,7 @@ fn a_file_with_a_backing_file_is_read_by_the_kernel_itself() {
     Arc::get_mut(&mut memory).unwrap().backing = Some(source);
     let mounted = Mounted::new(Arc::clone(&memory));
     let session = mounted.session.as_ref().unwrap();
-    if !session.connection().agreement().has_passthrough() {
+    if !session.connection.agreement().has_passthrough() {
         // Linux before 6.9.
         return;
     }
@@ -446,7 +446,7 @@ fn a_file_with_a_backing_file_is_read_by_the_kernel_itself() {
         Err(cause) if cause.raw_os_error() == Some(libc::ELOOP) => return,
         Err(cause) => panic!("{cause}"),
     }
-    assert_eq!(session.observation().read_bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(session.in_flight.observation.read_bytes.load(Ordering::Relaxed), 0);
     // A number that was given back leaves open files readable.
     let file = fs::File::open(&path).unwrap();
     memory.registered.lock().clear();
@@ -490,7 +490,7 @@ fn a_mount_in_use_is_taken_away_and_its_loops_end() {
     assert_eq!(mount.unmount(), cavern_fuse::kernel::mount::Unmounted::Busy);
     mount.detach();
     let session = mounted.session.take().unwrap();
-    let ended = session.ended();
+    let ended = session.ended.clone();
     session.join();
     assert!(ended.is_cancelled());
     assert_ne!(errno(file.read_at(&mut [0; 10], 40_000_000)), 0);

@@ -16,9 +16,7 @@ mod source;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use cavern_conf::schema;
 use cavern_proto::BlockId;
@@ -114,16 +112,12 @@ struct LedRun {
     tasks: TaskTracker,
 }
 
-impl Future for LedRun {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let done = self.fetch.as_mut().is_none_or(|fetch| fetch.as_mut().poll(cx).is_ready());
-        if done {
+impl LedRun {
+    async fn drive(&mut self) {
+        if let Some(fetch) = &mut self.fetch {
+            fetch.await;
             self.fetch = None;
-            return Poll::Ready(());
         }
-        Poll::Pending
     }
 }
 
@@ -204,8 +198,8 @@ impl Fills {
                     Some(_) => drop(self.tasks.spawn(fetch)),
                 }
             }
-            if let Some(led) = led {
-                led.await;
+            if let Some(mut led) = led {
+                led.drive().await;
             }
             let waits = own.iter().chain(&theirs).map(RunWaiter::wait);
             futures::future::try_join_all(waits).await?;

@@ -120,12 +120,12 @@ impl Heartbeat {
             counters,
             group_epoch: self.parts.master.group_epoch(),
             data_address,
-            fetch_failures: self.parts.mounts.fetch_failures(),
+            fetch_failures: self.parts.mounts.failures.report(),
             known: past.told,
             kept_blocks: past.kept.0,
             kept_bytes: past.kept.1,
             wall_ns: 0,
-            hits: self.parts.mounts.hits(),
+            hits: self.parts.mounts.hits.all(),
         };
         let ask = |mut stubs: Stubs| {
             let request = HeartbeatRequest { wall_ns: host::wall_ns(), ..request.clone() };

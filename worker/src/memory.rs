@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use futures::future::OptionFuture;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
 /// The memory for answers and payloads.
@@ -72,20 +73,14 @@ impl Budget {
     /// Room for so many bytes, if there is some now.
     pub fn try_take(&self, bytes: usize) -> Option<Share> {
         let kib = self.kib(bytes);
-        let own = match &self.own {
-            Some(own) => Some(own.clone().try_acquire_many_owned(kib).ok()?),
-            None => None,
-        };
+        let own = self.own.clone().map(|own| own.try_acquire_many_owned(kib)).transpose().ok()?;
         Some(Share { all: self.all.clone().try_acquire_many_owned(kib).ok()?, own })
     }
 
     /// Room for so many bytes, once there is some: nothing of what all share is held while the tenant has too much.
     pub async fn take(self, bytes: usize) -> Result<Share, AcquireError> {
         let kib = self.kib(bytes);
-        let own = match self.own {
-            Some(own) => Some(own.acquire_many_owned(kib).await?),
-            None => None,
-        };
+        let own = OptionFuture::from(self.own.map(|own| own.acquire_many_owned(kib))).await.transpose()?;
         Ok(Share { all: self.all.acquire_many_owned(kib).await?, own })
     }
 }

@@ -17,7 +17,7 @@ use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, NetError, key_lender};
 use cavern_proto::ClientAccess;
 use cavern_proto::data::Status;
-use cavern_proto::master::{AccessMode, FetchFailure, ListMountsRequest, Mount, MountHits, MountTable, WriteType};
+use cavern_proto::master::{AccessMode, ListMountsRequest, Mount, MountTable, WriteType};
 use cavern_ufs::{KeyRight, Ufs, UfsError};
 use fetch_failures::FetchFailures;
 use hits::HitCounters;
@@ -67,8 +67,10 @@ pub struct Mounts {
     asked: Mutex<Option<Instant>>,
     master: MasterChannel,
     conf: schema::Ufs,
-    failures: FetchFailures,
-    hits: HitCounters,
+    /// What this worker cannot fetch from.
+    pub failures: FetchFailures,
+    /// What was asked for of each mount since the process started.
+    pub hits: HitCounters,
 }
 
 impl Mounts {
@@ -82,16 +84,6 @@ impl Mounts {
             failures: FetchFailures::default(),
             hits: HitCounters::default(),
         }
-    }
-
-    /// A client has asked for bytes of a mount: so many were here, so many had to be fetched first.
-    pub fn served(&self, mount_id: u32, hit_bytes: u64, missed_bytes: u64) {
-        self.hits.count(mount_id, hit_bytes, missed_bytes);
-    }
-
-    /// What was asked for of each mount since the process started.
-    pub fn hits(&self) -> Vec<MountHits> {
-        self.hits.all()
     }
 
     /// The bucket of a mount.
@@ -261,16 +253,6 @@ impl Mounts {
         {
             self.failures.failed(mount_id, &known.mount.path, key, &error.to_string());
         }
-    }
-
-    /// Notes that a fetch of an object of a mount succeeded.
-    pub fn fetch_succeeded(&self, mount_id: u32, key: &str) {
-        self.failures.succeeded(mount_id, key);
-    }
-
-    /// The mounts that this worker cannot fetch from.
-    pub fn fetch_failures(&self) -> Vec<FetchFailure> {
-        self.failures.report()
     }
 
     /// Makes the bucket of a mount misbehave.

@@ -31,7 +31,6 @@ use bytes::Bytes;
 use cavern_conf::Failpoint;
 use cavern_net::WorkerPool;
 use cavern_proto::data::{PersistReply, PersistRequest, Status};
-use cavern_proto::frame::FrameKind;
 use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Precondition, Ufs, UfsError};
 use futures::future::try_join;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -60,7 +59,7 @@ pub struct Uploads {
     /// Uploads that are being given up.
     tasks: TaskTracker,
     copies: BlockCopies,
-    pacing: UploadPacing,
+    pub pacing: UploadPacing,
 }
 
 /// Why an object was not written.
@@ -93,11 +92,6 @@ impl Uploads {
         Self { parts, peers, tasks: TaskTracker::new(), copies: BlockCopies::default(), pacing }
     }
 
-    /// A frame has arrived: whoever is served comes first.
-    pub fn note(&self, kind: FrameKind) {
-        self.pacing.note(kind);
-    }
-
     /// Writes an object, within the request's deadline.
     ///
     /// # Errors
@@ -121,7 +115,7 @@ impl Uploads {
     pub async fn finish(&self) {
         self.tasks.close();
         self.tasks.wait().await;
-        self.peers.shutdown().await;
+        self.peers.pool.shutdown().await;
     }
 
     async fn try_persist(&self, request: PersistRequest) -> Result<PersistReply, Refusal> {

@@ -1,7 +1,6 @@
 //! What a request is answered when it cannot be served: the one place where errors of the store and of buckets become
 //! the status codes of the data plane.
 
-use std::fmt;
 use std::sync::Arc;
 
 use cavern_proto::data::{
@@ -9,13 +8,15 @@ use cavern_proto::data::{
     open_reply, read_reply,
 };
 use cavern_ufs::UfsError;
+use thiserror::Error;
 use tokio::sync::{AcquireError, Semaphore};
 use tokio::time::Instant;
 
 use crate::store::StoreError;
 
 /// A status of `data.proto` and one sentence that names the cause.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{message} ({})", .status.as_str_name())]
 pub struct Refusal {
     pub status: Status,
     pub message: String,
@@ -43,12 +44,6 @@ impl Refusal {
     /// The request's own deadline passed.
     pub fn deadline() -> Self {
         Self::new(Status::Deadline, "the deadline of the request passed")
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.message, self.status.as_str_name())
     }
 }
 

@@ -86,7 +86,7 @@ pub async fn run_with_replays(
     let options = StoreOptions { conf, directories, max_open_blocks, keys: keys.clone(), budget: budget.clone() };
     let opening = metrics.clone();
     let (stores, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
-    registry.register_collector(StoreCollector::new(stores.table.clone()));
+    registry.register_collector(StoreCollector(stores.table.clone()));
 
     let Ports { server, journals: journal_listener, http, worker } =
         Ports::bind(&config.worker, &socket, &keys).await?;

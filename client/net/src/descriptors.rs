@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -40,12 +40,8 @@ pub fn receive(
     space: &mut [MaybeUninit<u8>],
 ) -> io::Result<RecvMsg> {
     let mut control = RecvAncillaryBuffer::new(space);
-    let received = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            received => break received,
-        }
-    };
+    let received =
+        retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC));
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
             descriptors.extend(passed);

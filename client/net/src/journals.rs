@@ -153,17 +153,10 @@ async fn send(stream: &UnixStream, hello: &Hello, passed: &[BorrowedFd<'_>]) -> 
     }
     let frame = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    loop {
-        stream.writable().await?;
-        let send = || descriptors::send(stream.as_fd(), &[IoSlice::new(&frame)], passed, &mut space);
-        match stream.try_io(Interest::WRITABLE, send) {
-            // A socket that nothing was written to yet has room for all of it.
-            Ok(sent) if sent == frame.len() => return Ok(()),
-            Ok(_part) => return Err(io::ErrorKind::WriteZero.into()),
-            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-            Err(cause) => return Err(cause),
-        }
-    }
+    let send = || descriptors::send(stream.as_fd(), &[IoSlice::new(&frame)], passed, &mut space);
+    // A socket that nothing was written to yet has room for all of it.
+    let is_sent = stream.async_io(Interest::WRITABLE, send).await? == frame.len();
+    if is_sent { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// What a connection begins with, and the descriptors that came with it. Not bounded in time.
@@ -173,13 +166,9 @@ async fn send(stream: &UnixStream, hello: &Hello, passed: &[BorrowedFd<'_>]) -> 
 pub async fn receive(stream: &UnixStream) -> io::Result<(Hello, Vec<OwnedFd>)> {
     let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
     loop {
-        stream.readable().await?;
-        let received = stream.try_io(Interest::READABLE, || receive_some(stream.as_fd(), &mut bytes, &mut descriptors));
-        match received {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_some) => {}
-            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(cause) => return Err(cause),
+        let receive = || receive_some(stream.as_fd(), &mut bytes, &mut descriptors);
+        if stream.async_io(Interest::READABLE, receive).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if descriptors.len() > DESCRIPTORS {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors"));

@@ -149,8 +149,7 @@ impl WriteBehind {
 
     async fn wait(&self, until: impl Fn(&Self) -> bool) {
         loop {
-            let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
+            let changed = self.changed.notified();
             if until(self) {
                 return;
             }

@@ -195,16 +195,12 @@ impl Slot {
 
     /// Forgets the record, in a journal that is frozen, too.
     pub fn forget(mut self) {
-        self.clear();
+        self.erase();
         self.is_cleared = true;
     }
 
     /// The slot has no record any more, and stays taken.
     pub fn erase(&self) {
-        self.clear();
-    }
-
-    fn clear(&self) {
         let _ = set_word(&self.table.file, self.offset(), 0);
     }
 }
@@ -229,7 +225,7 @@ impl Drop for Slot {
             if self.table.frozen.load(Acquire) {
                 return;
             }
-            self.clear();
+            self.erase();
         }
         self.give_back();
         self.table.places.lock().free.push(Reverse(self.number));

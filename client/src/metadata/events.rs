@@ -92,7 +92,7 @@ impl Inner {
         let is_same = self.lease.session() == session;
         self.lease.begin(session);
         if let Some(journal) = &self.log.journal {
-            journal.note_session(session);
+            journal.note_changes(session, 0);
         }
         is_same
     }

@@ -141,18 +141,14 @@ impl SessionLease {
 
     /// What a master must know to let the stream go on: the last event, and whether changes were asked for.
     pub(super) fn to_go_on(&self) -> (u64, bool) {
-        (self.last_applied(), self.has_changed())
+        let session = self.session();
+        let has_changed = session != 0 && self.changed_in.load(Ordering::Relaxed) == session;
+        (self.last_applied(), has_changed)
     }
 
     /// Changes are asked for in the session.
     pub(super) fn changes_in(&self, session: u64) {
         self.changed_in.store(session, Ordering::Relaxed);
-    }
-
-    /// Whether any were.
-    fn has_changed(&self) -> bool {
-        let session = self.session();
-        session != 0 && self.changed_in.load(Ordering::Relaxed) == session
     }
 
     /// Whether there was a session before, in which something may have been learnt.

@@ -224,10 +224,7 @@ impl Metadata {
                     return made;
                 }
             }
-            let event = tokio::select! {
-                event = place.event() => event,
-                () = give_up.cancelled() => break,
-            };
+            let Some(event) = give_up.run_until_cancelled(place.event()).await else { break };
             match event {
                 LockEvent::Granted(session) if session == inner.lease.session() => {
                     inner.log.lock().delegations.locks.enter(&set);

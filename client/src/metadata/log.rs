@@ -179,8 +179,6 @@ impl OperationLog {
         let made = async {
             loop {
                 let ended = self.ended.notified();
-                tokio::pin!(ended);
-                ended.as_mut().enable();
                 if !is_unmade(&self.lock().affected, begun) {
                     return;
                 }

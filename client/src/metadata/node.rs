@@ -199,11 +199,6 @@ impl Node {
         self.is_fs_mode()
     }
 
-    /// Whether quotas count what is in it.
-    pub fn has_quotas(&self) -> bool {
-        self.is_fs_mode()
-    }
-
     /// Whether it is of a cache-mode mount that is written to: changes of it are changes of the bucket.
     pub fn is_in_writable_bucket(&self) -> bool {
         self.mount.as_ref().is_some_and(|mount| mount.has_writable_bucket())

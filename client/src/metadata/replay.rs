@@ -136,7 +136,7 @@ mod tests {
     async fn what_was_asked_for_before_is_waited_for_before_anything_is_sent() {
         let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
         let before = Journal::open(memory.try_clone().unwrap()).unwrap();
-        before.note_session(7);
+        before.note_changes(7, 0);
         let mutation = Mutation { is_write_back: true, change: Some(Change::AddOpenRef(1)), ..Mutation::default() };
         // As kill -9 has it.
         forget(before.note_change(7, 0, Some(1), &mutation).unwrap());

@@ -181,11 +181,7 @@ impl Files {
     /// Closes what is idle, and lets go of what workers do not have any more, now and then, until `stop`.
     pub(crate) async fn sweep(&self, stop: CancellationToken) {
         let mut confirmed = Instant::now();
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(SWEEP_EVERY) => {}
-                () = stop.cancelled() => return,
-            }
+        while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
             self.core.descriptors.sweep().await;
             self.core.buffers.sweep();
             self.core.pool.trim_buffers();

@@ -20,7 +20,7 @@ pub struct AttrDefaults {
     pub(super) bucket: BucketDefaults,
     pub(super) entry_timeout: Duration,
     pub(super) attr_timeout: Duration,
-    negative_timeout: Duration,
+    pub(super) negative_timeout: Duration,
     /// `fuse.kernel_metadata_cache`.
     pub kernel_cache: bool,
 }
@@ -78,11 +78,6 @@ impl AttrDefaults {
             flags: 0,
         }
     }
-
-    /// How long the kernel may believe that a name does not exist.
-    pub fn negative_timeout(&self, trust: Duration) -> Duration {
-        self.negative_timeout.min(trust)
-    }
 }
 
 /// Units of 512 bytes of what is taken for the content of a file; where nobody knows, that is as much as it has.
@@ -117,9 +112,9 @@ mod tests {
         assert_eq!((looks.bucket.uid, looks.bucket.gid), (12, rustix::process::getegid().as_raw()));
         assert_eq!(looks.bucket.permissions(Kind::File), 0o600);
         assert_eq!(looks.bucket.permissions(Kind::Directory), 0o755);
-        assert_eq!(looks.negative_timeout(Duration::MAX), conf.negative_timeout.get());
+        assert_eq!(looks.negative_timeout, conf.negative_timeout.get());
         let without = AttrDefaults::new(&schema::Fuse { kernel_metadata_cache: false, ..conf });
-        assert_eq!(without.negative_timeout(Duration::MAX), Duration::ZERO);
+        assert_eq!(without.negative_timeout, Duration::ZERO);
         assert_eq!((without.entry_timeout, without.attr_timeout), (Duration::ZERO, Duration::ZERO));
     }
 }

@@ -20,7 +20,6 @@ pub(super) struct ChangeRequest {
     pub on: u64,
     /// Another directory or inode that must be of the same mount.
     pub with: Option<u64>,
-    pub caller: Caller,
     pub change: Change,
 }
 
@@ -46,7 +45,7 @@ impl Inner {
         let (this, is_virtual) = (Arc::clone(self), self.takes_virtual(&attempt.change));
         reply.run_uninterruptible(move |reply| async move {
             let operation = attempt.operation;
-            let made = this.make(attempt).await;
+            let made = this.make(attempt, reply.caller()).await;
             if is_virtual && made.as_ref().is_err_and(|error| error.errno() == libc::ENOENT) {
                 // For `ENOENT` the kernel forgets the name, and detaches whatever is mounted below.
                 return reply.error(libc::EBUSY);
@@ -57,12 +56,12 @@ impl Inner {
 
     /// The answer to a change that cannot be made, where that is known without a question: a mount of objects is asked
     /// this by programs that do not look first.
-    pub(super) fn cached_refusal(&self, attempt: &ChangeRequest) -> Option<i32> {
+    fn cached_refusal(&self, attempt: &ChangeRequest) -> Option<i32> {
         let node = self.known_node(attempt.on).filter(|_| attempt.with.is_none())?;
         refusal(&node)
     }
 
-    pub(super) async fn make(&self, attempt: ChangeRequest) -> Result<(Arc<Node>, Changed), ClientError> {
+    async fn make(&self, attempt: ChangeRequest, caller: Caller) -> Result<(Arc<Node>, Changed), ClientError> {
         let node = self.node(attempt.on).await?;
         let refused = |errno| {
             let reason = format!("{node} cannot be changed");
@@ -77,9 +76,8 @@ impl Inner {
         if let Some(errno) = refusal(&node) {
             return refused(errno);
         }
-        let Caller { uid, gid, .. } = attempt.caller;
-        let user = self.limited_user(&node, attempt.caller).await;
-        let changed = self.client.change_on(&node, attempt.change, (uid, gid), user).await?;
+        let user = self.limited_user(&node, caller).await;
+        let changed = self.client.change_on(&node, attempt.change, (caller.uid, caller.gid), user).await?;
         // Before the answer: the kernel may open the directory as soon as it has it.
         changed.listings.iter().for_each(|directory| self.invalidations.listings().changed_here(*directory));
         // The kernel knows of it by the node that it asked for alone.

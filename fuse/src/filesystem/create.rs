@@ -29,7 +29,6 @@ impl Inner {
     pub(super) fn create(
         self: &Arc<Self>,
         kernel_parent: u64,
-        caller: Caller,
         name: &[u8],
         (mode, umask): (u32, u32),
         flags: u32,
@@ -38,18 +37,16 @@ impl Inner {
         if let Some(errno) = self.known_node(kernel_parent).and_then(|directory| refusal(&directory)) {
             return reply.error(errno);
         }
-        let (this, name, flags) = (Arc::clone(self), name.to_vec(), flags.cast_signed());
+        let (this, name, flags, caller) = (Arc::clone(self), name.to_vec(), flags.cast_signed(), reply.caller());
         reply.run_uninterruptible(move |reply| async move {
             let new = new_file(&name, (mode, umask), caller, flags);
-            let created = match this.node(kernel_parent).await {
-                Ok(directory) => {
-                    let user = this.limited_user(&directory, caller).await;
-                    let new = NewFile { user: user.as_ref(), ..new };
-                    this.create_or_open(&directory, new, caller, flags).await
-                }
-                Err(error) => Err(error),
+            let created = async {
+                let directory = this.node(kernel_parent).await?;
+                let user = this.limited_user(&directory, caller).await;
+                let new = NewFile { user: user.as_ref(), ..new };
+                this.create_or_open(&directory, new, caller, flags).await
             };
-            match created {
+            match created.await {
                 Ok(created) => this.answer_created(created, flags, reply),
                 // Somebody else was faster: the kernel looks again, and opens what it finds if the caller may do so.
                 Err(error) if error.errno() == libc::EEXIST && !new.is_exclusive => reply.error(libc::ESTALE),
@@ -139,27 +136,19 @@ impl Inner {
         node.kind == Kind::File && !node.limits_users() && uid == owner && mode & wanted == wanted
     }
 
-    pub(super) fn tmpfile(
-        self: &Arc<Self>,
-        kernel_parent: u64,
-        caller: Caller,
-        permissions: (u32, u32),
-        flags: u32,
-        reply: Reply,
-    ) {
+    pub(super) fn tmpfile(self: &Arc<Self>, kernel_parent: u64, permissions: (u32, u32), flags: u32, reply: Reply) {
         if let Some(errno) = self.known_node(kernel_parent).and_then(|directory| refusal(&directory)) {
             return reply.error(errno);
         }
-        let (this, flags) = (Arc::clone(self), flags.cast_signed());
+        let (this, flags, caller) = (Arc::clone(self), flags.cast_signed(), reply.caller());
         reply.run_uninterruptible(move |reply| async move {
-            let created = match this.node(kernel_parent).await {
-                Ok(directory) => {
-                    let user = this.limited_user(&directory, caller).await;
-                    let new = NewFile { user: user.as_ref(), ..new_file(b"", permissions, caller, flags) };
-                    this.client.create_nameless(&directory, new).await
-                }
-                Err(error) => Err(error),
+            let created = async {
+                let directory = this.node(kernel_parent).await?;
+                let user = this.limited_user(&directory, caller).await;
+                let new = NewFile { user: user.as_ref(), ..new_file(b"", permissions, caller, flags) };
+                this.client.create_nameless(&directory, new).await
             };
+            let created = created.await;
             this.answer_with("tmpfile", created, reply, |created, reply| this.answer_created(created, flags, reply));
         });
     }

@@ -20,7 +20,7 @@ use super::parts::Inner;
 use crate::invalidation::Listing;
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
+use crate::kernel::{Delivery, DirectoryPage, READ_MAX, Reply};
 use crate::mount_journal;
 use cookies::BEGINNING;
 use cursor::{Cursor, Fetch, Position};
@@ -56,7 +56,7 @@ struct Answer {
 }
 
 impl Inner {
-    pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, caller: Caller, reply: Reply) {
+    pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
         if let Some(node) = self.known_node(kernel_node)
             && !node.limits_users()
             && let Some(kept) = self.client.metadata().keep_directory_cached(&node)
@@ -67,7 +67,7 @@ impl Inner {
         reply.defer(move |reply| async move {
             let opened = async {
                 let node = this.node(kernel_node).await?;
-                this.check_readable(&node, caller).await?;
+                this.check_readable(&node, reply.caller()).await?;
                 let kept = this.client.metadata().keep_directory(&node).await?;
                 Ok::<_, ClientError>((node, kept))
             };

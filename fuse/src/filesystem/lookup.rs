@@ -11,15 +11,15 @@ use super::attributes::FORGOTTEN_SOON;
 use super::estale_retry::LookupHint;
 use super::export::Handle;
 use super::parts::Inner;
+use crate::kernel::Reply;
 use crate::kernel::abi::{EntryOut, ROOT_NODE};
-use crate::kernel::{Caller, Reply};
 use crate::trace::Target;
 
 /// Replacements of an object that one lookup follows at most.
 const REPLACEMENTS: usize = 8;
 
 impl Inner {
-    pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], reply: Reply) {
+    pub(super) fn lookup(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
         if name.len() > NAME_MAX {
             return reply.error(libc::ENAMETOOLONG);
         }
@@ -31,16 +31,16 @@ impl Inner {
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(node) = self.client.shown_here(parent, name) {
-            self.files.retries.writer_arrived(caller.thread);
+            self.files.retries.writer_arrived(reply.caller().thread);
             return self.show(&node, reply);
         }
-        let expecting = self.files.retries.expecting(parent, name, caller.thread);
+        let expecting = self.files.retries.expecting(parent, name, reply.caller().thread);
         if expecting != LookupHint::Nothing {
             let (this, name) = (Arc::clone(self), name.to_vec());
             let reply = self.traced_lookup(parent, &name, reply);
             return reply.defer(move |reply| async move {
                 match expecting {
-                    LookupHint::Writer => this.write_by_name(kernel_parent, &name, caller.thread, reply).await,
+                    LookupHint::Writer => this.write_by_name(kernel_parent, &name, reply).await,
                     _ => this.open_by_name(kernel_parent, &name, reply).await,
                 }
             });
@@ -113,7 +113,8 @@ impl Inner {
 
     /// The lookup before the second open of a path for writing. What it finds is made one that can be written to,
     /// whatever becomes of the object meanwhile.
-    async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
+    async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], reply: Reply) {
+        let thread = reply.caller().thread;
         match self.redirect_name(self.root.to_namespace(kernel_parent), name, thread).await {
             Some(node) => {
                 self.files.retries.writer_arrived(thread);
@@ -203,7 +204,7 @@ impl Inner {
     /// How long the kernel may believe that the name does not exist.
     fn absence(&self, parent: u64, name: &[u8]) -> Duration {
         let trust = self.client.metadata().trust_absence(parent);
-        let absence = self.attr_defaults.negative_timeout(trust);
+        let absence = self.attr_defaults.negative_timeout.min(trust);
         if absence > FORGOTTEN_SOON && !self.root.remembers(parent, name) { FORGOTTEN_SOON } else { absence }
     }
 }

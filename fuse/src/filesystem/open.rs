@@ -13,6 +13,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
@@ -56,7 +57,7 @@ pub(super) fn appends(flags: i32) -> bool {
 }
 
 impl Inner {
-    pub(super) fn open(self: &Arc<Self>, kernel_node: u64, caller: Caller, flags: u32, reply: Reply) {
+    pub(super) fn open(self: &Arc<Self>, kernel_node: u64, flags: u32, reply: Reply) {
         let flags = flags.cast_signed();
         let access = access(flags);
         if access == Access::Write && !self.client.has_writable() {
@@ -71,22 +72,22 @@ impl Inner {
             // While it is kept, it is found open.
             Some((kept, _)) if kept.is_fs_mode() => node = node.or(Some(kept)),
             Some((kept, file)) if access == Access::Read => {
-                return self.answer_open(kernel_node, Some(kept), Ok(Opened::File(file)), caller, flags, reply);
+                return self.answer_open(kernel_node, Some(kept), Ok(Opened::File(file)), flags, reply);
             }
             _ => {}
         }
         if let Some(known) = &node
             && !known.limits_users()
-            && let Some(opened) = self.client.open_cached(known, access, caller.thread)
+            && let Some(opened) = self.client.open_cached(known, access, reply.caller().thread)
         {
             let Some(file) = self.awaits_block(kernel_node, known, &opened, flags) else {
-                return self.answer_open(kernel_node, node, opened, caller, flags, reply);
+                return self.answer_open(kernel_node, node, opened, flags, reply);
             };
             let this = Arc::clone(self);
             let reply = reply.traced(&self.trace.requests, Target { inode, node: node.clone(), ..Target::default() });
             return reply.begin(move |reply| async move {
                 let _late = tokio::time::timeout(PATIENCE, file.find_block()).await;
-                this.answer_open(kernel_node, node, opened, caller, flags, reply);
+                this.answer_open(kernel_node, node, opened, flags, reply);
             });
         }
         let this = Arc::clone(self);
@@ -99,7 +100,7 @@ impl Inner {
             };
             let (node, opened) = match node {
                 Ok(node) => {
-                    let opened = this.open_by(&node, caller, flags).await;
+                    let opened = this.open_by(&node, reply.caller(), flags).await;
                     if let Some(file) = this.awaits_block(kernel_node, &node, &opened, flags) {
                         let _late = tokio::time::timeout(PATIENCE, file.find_block()).await;
                     }
@@ -112,12 +113,12 @@ impl Inner {
                         && access == Access::Write
                         && let Some((parent, name)) = this.files.retries.name_of(inode)
                     {
-                        this.redirect_name(parent, &name, caller.thread).await;
+                        this.redirect_name(parent, &name, reply.caller().thread).await;
                     }
                     (None, Err(error))
                 }
             };
-            this.answer_open(kernel_node, node, opened, caller, flags, reply);
+            this.answer_open(kernel_node, node, opened, flags, reply);
         };
         // The bytes of a small file have been asked for before another thread has woken up.
         if is_read { reply.begin(task) } else { reply.defer(task) }
@@ -165,7 +166,6 @@ impl Inner {
         kernel_node: u64,
         node: Option<Arc<Node>>,
         opened: Result<Opened, ClientError>,
-        caller: Caller,
         flags: i32,
         reply: Reply,
     ) {
@@ -178,7 +178,7 @@ impl Inner {
             (Err(error), node) if error.is_version_gone() => {
                 match (access(flags), node) {
                     (Access::Write, node) if node.as_ref().is_none_or(|node| node.moves_when_written()) => {
-                        self.files.retries.expect_writer(caller.thread);
+                        self.files.retries.expect_writer(reply.caller().thread);
                     }
                     (_, node) => self.files.retries.expect(node.as_deref()),
                 }
@@ -222,7 +222,7 @@ impl Inner {
         let delivery = match backing {
             Some(backing) => {
                 if !is_by_requests {
-                    self.files.passthrough.opened();
+                    self.files.passthrough.opens.fetch_add(1, Relaxed);
                 }
                 // Without KEEP_CACHE the kernel drops pages that it had of it before.
                 reply.opened_passthrough(number, open_flags & !fopen::KEEP_CACHE, backing.backing())

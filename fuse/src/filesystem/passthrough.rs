@@ -82,8 +82,10 @@ pub struct Passthrough {
     refused: Mutex<HashSet<u64>>,
     /// What the process before had registered, until its handles are open again.
     earlier: Mutex<HashMap<u32, Arc<BackingFile>>>,
-    registered: AtomicU64,
-    opens: AtomicU64,
+    /// Files that were registered so far.
+    pub registered: AtomicU64,
+    /// Opens so far whose reads the kernel serves by itself.
+    pub opens: AtomicU64,
 }
 
 impl Passthrough {
@@ -175,21 +177,6 @@ impl Passthrough {
         } else {
             debug!("{what}");
         }
-    }
-
-    /// An open is answered with a backing, from which it is read.
-    pub fn opened(&self) {
-        self.opens.fetch_add(1, Relaxed);
-    }
-
-    /// Opens so far whose reads the kernel serves by itself.
-    pub fn opens(&self) -> u64 {
-        self.opens.load(Relaxed)
-    }
-
-    /// Files that were registered so far.
-    pub fn registered(&self) -> u64 {
-        self.registered.load(Relaxed)
     }
 
     /// Takes over what the process before had registered: `noted`, and those of `handles` of versions that noted none.

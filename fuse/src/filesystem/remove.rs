@@ -9,27 +9,13 @@ use cavern_proto::master::mutation::Change;
 
 use super::changes::ChangeRequest;
 use super::parts::Inner;
-use crate::kernel::{Caller, Reply};
+use crate::kernel::Reply;
 
 impl Inner {
-    pub(super) fn unlink(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], reply: Reply) {
-        self.remove("unlink", kernel_parent, caller, (name, false), reply);
-    }
-
-    pub(super) fn rmdir(self: &Arc<Self>, kernel_parent: u64, caller: Caller, name: &[u8], reply: Reply) {
-        self.remove("rmdir", kernel_parent, caller, (name, true), reply);
-    }
-
-    fn remove(
-        self: &Arc<Self>,
-        operation: &'static str,
-        on: u64,
-        caller: Caller,
-        (name, directory): (&[u8], bool),
-        reply: Reply,
-    ) {
+    pub(super) fn remove(self: &Arc<Self>, on: u64, (name, directory): (&[u8], bool), reply: Reply) {
+        let operation = if directory { "rmdir" } else { "unlink" };
         let remove = RemoveName { parent: self.root.to_namespace(on), name: Bytes::copy_from_slice(name), directory };
-        let attempt = ChangeRequest { operation, on, with: None, caller, change: Change::Remove(remove) };
+        let attempt = ChangeRequest { operation, on, with: None, change: Change::Remove(remove) };
         self.attempt(attempt, reply, |_, _, _, reply| {
             Failpoint::RemoveAnswered.pass();
             reply.done()

@@ -9,7 +9,7 @@ use cavern_proto::master::{RenameMode, RenameName};
 
 use super::changes::ChangeRequest;
 use super::parts::Inner;
-use crate::kernel::{Caller, Reply};
+use crate::kernel::Reply;
 
 /// What becomes of the old name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,6 @@ fn asked(flags: u32) -> Option<(RenameMode, OldName)> {
 impl Inner {
     pub(super) fn rename(
         self: &Arc<Self>,
-        caller: Caller,
         (kernel_parent, name): (u64, &[u8]),
         (new_kernel_parent, new_name): (u64, &[u8]),
         flags: u32,
@@ -53,7 +52,7 @@ impl Inner {
             OldName::Moves => Change::Rename(rename),
             OldName::IsWhitedOut => Change::RenameWhiteout(rename),
         };
-        let attempt = ChangeRequest { operation: "rename", on: kernel_parent, with, caller, change };
+        let attempt = ChangeRequest { operation: "rename", on: kernel_parent, with, change };
         self.attempt(attempt, reply, move |this, _, _, reply| {
             moved.iter().for_each(|(parent, name)| this.files.retries.forget_name(*parent, name));
             Failpoint::RenameAnswered.pass();

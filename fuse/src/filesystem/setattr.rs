@@ -26,7 +26,7 @@ fn time(time: NewTime) -> Result<Time, i32> {
 }
 
 impl Inner {
-    pub(super) fn setattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: NewAttributes, reply: Reply) {
+    pub(super) fn setattr(self: &Arc<Self>, kernel_node: u64, set: NewAttributes, reply: Reply) {
         let writer = set.writer;
         let (atime, mtime) = match (set.atime.map(time).transpose(), set.mtime.map(time).transpose()) {
             (Ok(atime), Ok(mtime)) => (atime, mtime),
@@ -57,7 +57,7 @@ impl Inner {
         }
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
-            let set = this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await;
+            let set = this.set_attributes(kernel_node, reply.caller(), set, (writer, may_lose)).await;
             this.answer_with("setattr", set, reply, |node, reply| {
                 this.changed_by(Some(kernel_node));
                 reply.attr(&this.attributes_at(kernel_node, &node));

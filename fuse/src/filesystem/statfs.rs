@@ -23,7 +23,7 @@ impl Inner {
             let mut shown = this.capacity();
             if this.client.has_posix_mounts()
                 && let Ok(node) = this.node(kernel_node).await
-                && node.has_quotas()
+                && node.is_fs_mode()
             {
                 let directory = if node.is_directory() { node.inode } else { node.parent };
                 let quotas = this.client.metadata().quotas(directory).await;

@@ -42,7 +42,7 @@ use super::virtual_entries::list;
 use super::xattr::{is_kept, is_listed};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
 use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{Caller, DirectoryPage, Operation, READ_MAX, Reply};
+use crate::kernel::{DirectoryPage, Operation, READ_MAX, Reply};
 use crate::trace::Target;
 
 pub(super) const DIRECTORY_NAME: &[u8] = b".views";
@@ -164,9 +164,13 @@ impl Inner {
     }
 
     fn views_attr(&self) -> Attr {
+        self.own_attr(ViewNode::TOP.id(), libc::S_IFDIR | 0o555, 2)
+    }
+
+    /// The attributes of what a mount has of its own.
+    pub(super) fn own_attr(&self, ino: u64, mode: u32, nlink: u32) -> Attr {
         let owner = &self.attr_defaults.bucket;
-        let attr = attr_of(ViewNode::TOP, libc::S_IFDIR | 0o555, 0, time(host::wall_ns()));
-        Attr { nlink: 2, uid: owner.uid, gid: owner.gid, ..attr }
+        Attr { nlink, uid: owner.uid, gid: owner.gid, ..attr_of(ino, mode, 0, time(host::wall_ns())) }
     }
 
     fn view_entry(&self, node: ViewNode, attr: Attr) -> EntryOut {
@@ -184,7 +188,6 @@ impl Inner {
     pub(super) fn serve_view(
         self: &Arc<Self>,
         node: ViewNode,
-        caller: Caller,
         operation: Operation<'_>,
         reply: Reply,
         payload: &mut [u8],
@@ -237,7 +240,7 @@ impl Inner {
                 let posix_acl = self.features.posix_acl;
                 self.with_xattrs_of_view(node, reply, move |xattrs, reply| {
                     let shown = xattrs.into_iter().map(|(name, _)| name);
-                    let shown = shown.filter(|name| is_listed(name, caller, posix_acl));
+                    let shown = shown.filter(|name| is_listed(name, reply.caller(), posix_acl));
                     let names: Vec<u8> = shown.flat_map(|name| [name, vec![0]].concat()).collect();
                     reply.xattr(&names, size);
                 });
@@ -503,9 +506,9 @@ impl Inner {
 }
 
 /// Of what has a file's look and no more.
-fn attr_of(node: ViewNode, mode: u32, size: u64, (seconds, nanoseconds): (u64, u32)) -> Attr {
+fn attr_of(ino: u64, mode: u32, size: u64, (seconds, nanoseconds): (u64, u32)) -> Attr {
     Attr {
-        ino: node.id(),
+        ino,
         size,
         blocks: blocks(None, size),
         atime: seconds,
@@ -530,7 +533,7 @@ fn attr_of_inode(node: ViewNode, inode: &Inode) -> Attr {
         uid: attributes.uid,
         gid: attributes.gid,
         rdev: inode.device_number(),
-        ..attr_of(node, mode, inode.size, time)
+        ..attr_of(node.id(), mode, inode.size, time)
     }
 }
 
@@ -539,12 +542,12 @@ fn attr_in_view(view: &OpenView, image: &Image<ImageFile>, node: ViewNode) -> Re
     let made = time(view.view().created_ns);
     if node.number == IMAGE {
         let length = view.image_path().as_os_str().len() as u64;
-        return Ok(attr_of(node, libc::S_IFLNK | 0o777, length, made));
+        return Ok(attr_of(node.id(), libc::S_IFLNK | 0o777, length, made));
     }
     if let Some(device) = node.device() {
         let what = "there is no such device";
         let bytes = view.device_bytes(device).ok_or(ImageError::Corrupt { nid: node.number, what })?;
-        return Ok(attr_of(node, libc::S_IFREG | 0o400, bytes, made));
+        return Ok(attr_of(node.id(), libc::S_IFREG | 0o400, bytes, made));
     }
     Ok(attr_of_inode(node, &image.inode(node.number)?))
 }

@@ -8,18 +8,16 @@
 use std::sync::Arc;
 
 use cavern_client::Node;
-use cavern_conf::host;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveName, RenameName};
 
-use super::attr_defaults::time;
 use super::directory::ReaddirKind;
 use super::export::Handle;
 use super::parts::Inner;
 use super::views::{DIRECTORY_NAME as VIEWS_NAME, ViewNode};
 use super::virtual_entries::{VirtualEntry, list};
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, FileLock, ROOT_NODE, fopen};
-use crate::kernel::{Caller, Delivery, LockRequest, Operation, READ_MAX, Reply};
+use crate::kernel::{Delivery, LockRequest, Operation, READ_MAX, Reply};
 use crate::trace::Target;
 
 const DIRECTORY_NAME: &[u8] = b".cv";
@@ -66,13 +64,12 @@ impl Inner {
     pub(super) fn serve_virtual(
         self: &Arc<Self>,
         node: u64,
-        caller: Caller,
         operation: Operation<'_>,
         reply: Reply,
         payload: &mut [u8],
     ) {
         if node < DIRECTORY {
-            return self.serve_view(ViewNode::of(node), caller, operation, reply, payload);
+            return self.serve_view(ViewNode::of(node), operation, reply, payload);
         }
         match operation {
             Operation::Lookup { name } if node == DIRECTORY => match (name, Handle::of_name(name)) {
@@ -129,23 +126,8 @@ impl Inner {
     }
 
     fn virtual_attr(&self, node: u64) -> Attr {
-        let (seconds, nanoseconds) = time(host::wall_ns());
-        let owner = &self.attr_defaults.bucket;
-        Attr {
-            ino: node,
-            atime: seconds,
-            mtime: seconds,
-            ctime: seconds,
-            atimensec: nanoseconds,
-            mtimensec: nanoseconds,
-            ctimensec: nanoseconds,
-            mode: if node == DIRECTORY { libc::S_IFDIR | 0o555 } else { libc::S_IFREG | 0o444 },
-            nlink: if node == DIRECTORY { 2 } else { 1 },
-            uid: owner.uid,
-            gid: owner.gid,
-            blksize: 4096,
-            ..Attr::default()
-        }
+        let (mode, nlink) = if node == DIRECTORY { (libc::S_IFDIR | 0o555, 2) } else { (libc::S_IFREG | 0o444, 1) };
+        Attr { blksize: 4096, ..self.own_attr(node, mode, nlink) }
     }
 
     fn virtual_attributes(&self, node: u64) -> AttrOut {

@@ -141,14 +141,14 @@ impl Inner {
         }
     }
 
-    pub(super) fn listxattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, size: u32, reply: Reply) {
+    pub(super) fn listxattr(self: &Arc<Self>, kernel_node: u64, size: u32, reply: Reply) {
         self.with_node(kernel_node, "listxattr", reply, move |this, node, reply| match node.posix() {
             None => reply.xattr(&names(node), size),
             Some(posix) if !posix.has_xattrs => reply.xattr(&[], size),
             Some(_) => {
                 let posix_acl = this.features.posix_acl;
                 this.with_xattrs(node.inode, "listxattr", reply, move |xattrs, reply| {
-                    let is_shown = |xattr: &&Xattr| is_listed(&xattr.name, caller, posix_acl);
+                    let is_shown = |xattr: &&Xattr| is_listed(&xattr.name, reply.caller(), posix_acl);
                     let names: Vec<u8> = xattrs
                         .iter()
                         .filter(is_shown)
@@ -165,7 +165,6 @@ impl Inner {
     pub(super) fn setxattr(
         self: &Arc<Self>,
         kernel_node: u64,
-        caller: Caller,
         (name, value): (&[u8], &[u8]),
         (flags, clear_set_group_id): (u32, bool),
         reply: Reply,
@@ -179,34 +178,26 @@ impl Inner {
             clear_set_group_id,
         };
         let kept = is_kept(name, self.features.posix_acl);
-        self.change_xattr("setxattr", kernel_node, caller, Change::SetXattr(set), kept, reply);
+        self.change_xattr("setxattr", kernel_node, Change::SetXattr(set), kept, reply);
     }
 
-    pub(super) fn removexattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, name: &[u8], reply: Reply) {
+    pub(super) fn removexattr(self: &Arc<Self>, kernel_node: u64, name: &[u8], reply: Reply) {
         if is_bare_prefix(name) {
             return reply.error(libc::EINVAL);
         }
         let remove = RemoveXattr { inode: self.root.to_namespace(kernel_node), name: Bytes::copy_from_slice(name) };
         let kept = is_kept(name, self.features.posix_acl);
-        self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), kept, reply);
+        self.change_xattr("removexattr", kernel_node, Change::RemoveXattr(remove), kept, reply);
     }
 
-    fn change_xattr(
-        self: &Arc<Self>,
-        operation: &'static str,
-        on: u64,
-        caller: Caller,
-        change: Change,
-        kept: bool,
-        reply: Reply,
-    ) {
+    fn change_xattr(self: &Arc<Self>, operation: &'static str, on: u64, change: Change, kept: bool, reply: Reply) {
         if !kept {
             return self.with_node(on, operation, reply, |_, node, reply| {
                 reply.error(refusal(node).unwrap_or(libc::EOPNOTSUPP));
             });
         }
         let set = if let Change::SetXattr(set) = &change { probed(&set.name) } else { 0 };
-        let attempt = ChangeRequest { operation, on, with: None, caller, change };
+        let attempt = ChangeRequest { operation, on, with: None, change };
         self.attempt(attempt, reply, move |this, _, changed, reply| {
             // A list that says no more than the permissions is not kept.
             if changed.result.attributes.iter().any(|attr| attr.has_xattrs) {

@@ -26,10 +26,10 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::error;
 
 use super::begun_task::BegunTask;
 use super::channel::Channel;
+use super::request::Caller;
 use super::request_stats::{Observation, Path, RequestKind};
 
 /// Requests waiting at most. The kernel's own bound is one request per blocked thread of the host plus
@@ -56,7 +56,7 @@ pub struct InFlight {
     state: Mutex<State>,
     tasks: TaskTracker,
     runtime: Handle,
-    observation: Arc<Observation>,
+    pub observation: Observation,
 }
 
 #[derive(Debug, Default)]
@@ -84,8 +84,7 @@ pub struct RequestInfo {
     pub channel: Arc<Channel>,
     pub unique: u64,
     pub kind: RequestKind,
-    /// [`Caller::thread`](super::Caller::thread).
-    pub thread: u32,
+    pub caller: Caller,
     pub received: Instant,
 }
 
@@ -124,17 +123,14 @@ pub enum Admission {
 }
 
 impl InFlight {
-    pub fn new(runtime: Handle, observation: Arc<Observation>) -> Self {
-        Self { state: Mutex::default(), tasks: TaskTracker::new(), runtime, observation }
+    pub fn new(runtime: Handle) -> Self {
+        let (state, observation) = (Mutex::default(), Observation::default());
+        Self { state, tasks: TaskTracker::new(), runtime, observation }
     }
 
     /// Requests that wait now.
     pub fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
-    }
-
-    pub fn observation(&self) -> &Observation {
-        &self.observation
     }
 
     /// Enters a request; unless it is admitted, the caller answers it.
@@ -213,12 +209,13 @@ impl InFlight {
     fn signalled(self: &Arc<Self>, waiting: &Waiting) -> Option<CancellationToken> {
         match &waiting.signals {
             InterruptPolicy::End => {
-                let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
+                let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.caller.thread);
                 self.tasks.spawn_on(async move { this.end_in_time(unique, thread).await }, &self.runtime);
             }
             InterruptPolicy::Wait => {
-                let (this, RequestInfo { unique, thread, received, .. }) = (Arc::clone(self), waiting.asked.clone());
-                self.tasks.spawn_on(async move { this.leave_killed(unique, thread, received).await }, &self.runtime);
+                let (this, RequestInfo { unique, caller, received, .. }) = (Arc::clone(self), waiting.asked.clone());
+                self.tasks
+                    .spawn_on(async move { this.leave_killed(unique, caller.thread, received).await }, &self.runtime);
             }
             InterruptPolicy::NotifyTask(interrupted) => {
                 self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
@@ -281,11 +278,6 @@ impl InFlight {
         }
         self.observation.answered(asked.kind, Path::Deferred, 0, took);
     }
-
-    /// Says why a request was turned away; the table is never full in ordinary use, so each is worth a line.
-    pub fn log_full(&self, kind: RequestKind) {
-        error!(operation = kind.name(), waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
-    }
 }
 
 /// Whether a thread has a fatal signal pending, whichever it is. False for one that is not in this process namespace.
@@ -306,13 +298,13 @@ mod tests {
     #[tokio::test]
     async fn a_signal_that_overtakes_its_request_ends_only_what_signals_end() {
         let began = Instant::now();
-        let in_flight = Arc::new(InFlight::new(Handle::current(), Arc::default()));
+        let in_flight = Arc::new(InFlight::new(Handle::current()));
         let channel = Arc::new(Channel::new(File::open("/dev/null").unwrap().into()));
         let asked = |unique| RequestInfo {
             channel: Arc::clone(&channel),
             unique,
             kind: RequestKind::Flush,
-            thread: 0,
+            caller: Caller::default(),
             received: Instant::now(),
         };
         let notified = CancellationToken::new();

@@ -13,13 +13,13 @@ use futures::FutureExt as _;
 use futures::future::lazy;
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::{self, AttrOut, EntryOut, OpenOut, StatfsOut, fopen};
 use super::channel::Backing;
-use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
-use super::request::CopyCount;
+use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo, WAITING_MAX};
+use super::request::{Caller, CopyCount};
 use super::request_stats::{Path, RequestKind};
 use crate::trace::{Target, Trace, Traced};
 
@@ -37,6 +37,10 @@ pub struct Reply {
     /// Of the journal, until it is answered. On the heap, too.
     noted: Option<Box<Slot>>,
 }
+
+/// What answers a request later.
+pub trait AnswerTask: Future<Output = ()> + Send + 'static {}
+impl<T: Future<Output = ()> + Send + 'static> AnswerTask for T {}
 
 /// Where the task of a request begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +70,10 @@ impl Reply {
         self.asked.unique & !abi::UNIQUE_RESEND
     }
 
+    pub fn caller(&self) -> Caller {
+        self.asked.caller
+    }
+
     /// Whether a process before this one may have done what is asked for.
     pub fn is_resent(&self) -> bool {
         self.asked.unique & abi::UNIQUE_RESEND != 0
@@ -86,61 +94,37 @@ impl Reply {
     /// Answers from a task of the runtime. The task is dropped when the asker is killed, when it has waited for
     /// [`PATIENCE`](super::in_flight::PATIENCE) since another signal, or when the connection shuts down; the request is
     /// answered then.
-    pub fn defer<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn defer<T: AnswerTask>(self, work: impl FnOnce(Self) -> T) {
         self.run(InterruptPolicy::End, Begins::Elsewhere, work);
     }
 
     /// As `defer`, for what is short up to where it first waits: that runs on the thread of the caller.
-    pub fn begin<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn begin<T: AnswerTask>(self, work: impl FnOnce(Self) -> T) {
         self.run(InterruptPolicy::End, Begins::Here, work);
     }
 
     /// As `defer`, for what must not be given up half-way: a signal does not end it, so `work` must have a deadline. Up
     /// to where it first waits it runs on the thread of the caller.
-    pub fn run_uninterruptible<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn run_uninterruptible<T: AnswerTask>(self, work: impl FnOnce(Self) -> T) {
         self.run(InterruptPolicy::Wait, Begins::Here, work);
     }
 
     /// As `run_uninterruptible`, for what may take for ever: a signal is passed on, after which `work` must come to its
     /// end soon.
-    pub fn run_until_interrupted<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self, CancellationToken) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn run_until_interrupted<T: AnswerTask>(self, work: impl FnOnce(Self, CancellationToken) -> T) {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
         self.run(policy, Begins::Here, |reply| work(reply, interrupted));
     }
 
     /// Runs what takes long before it first waits, until a signal interrupts it: all of it runs elsewhere.
-    pub fn defer_until_interrupted<Work, Task>(self, work: Work)
-    where
-        Work: FnOnce(Self, CancellationToken) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    pub fn defer_until_interrupted<T: AnswerTask>(self, work: impl FnOnce(Self, CancellationToken) -> T) {
         let interrupted = CancellationToken::new();
         let policy = InterruptPolicy::NotifyTask(interrupted.clone());
         self.run(policy, Begins::Elsewhere, |reply| work(reply, interrupted));
     }
 
-    fn run<Work, Task>(self, signals: InterruptPolicy, begins: Begins, work: Work)
-    where
-        Work: FnOnce(Self) -> Task,
-        Task: Future<Output = ()> + Send + 'static,
-    {
+    fn run<T: AnswerTask>(self, signals: InterruptPolicy, begins: Begins, work: impl FnOnce(Self) -> T) {
         let (in_flight, unique) = (Arc::clone(&self.in_flight), self.asked.unique);
         if let Some(mut reply) = self.admitted(signals) {
             let context = RequestContext::new(reply.unique());
@@ -179,7 +163,9 @@ impl Reply {
                 return Some(self);
             }
             Admission::Full => {
-                self.in_flight.log_full(self.asked.kind);
+                // Never in ordinary use, so each is worth a line.
+                let operation = self.asked.kind.name();
+                error!(operation, waiting = WAITING_MAX, "too many requests are waiting: answered EIO");
                 self.error(libc::EIO);
             }
             Admission::Closed => self.error(libc::EIO),
@@ -236,13 +222,13 @@ impl Reply {
 
     /// Answers WRITE.
     pub fn written(self, size: u32) {
-        self.in_flight.observation().written_bytes.fetch_add(u64::from(size), Relaxed);
+        self.in_flight.observation.written_bytes.fetch_add(u64::from(size), Relaxed);
         self.structure(&abi::WriteOut { size, padding: 0 });
     }
 
     /// Answers COPY_FILE_RANGE. `bytes` are no more than were asked for.
     pub fn copied(self, bytes: u64, count: CopyCount) {
-        self.in_flight.observation().copied_bytes.fetch_add(bytes, Relaxed);
+        self.in_flight.observation.copied_bytes.fetch_add(bytes, Relaxed);
         match count {
             CopyCount::Bits32 => {
                 self.structure(&abi::WriteOut { size: u32::try_from(bytes).unwrap_or(u32::MAX), padding: 0 });
@@ -281,7 +267,7 @@ impl Reply {
     /// Bytes of a file, of a symlink's target or of a directory page.
     pub fn bytes(self, bytes: &[u8]) {
         if self.asked.kind == RequestKind::Read {
-            self.in_flight.observation().read_bytes.fetch_add(bytes.len() as u64, Relaxed);
+            self.in_flight.observation.read_bytes.fetch_add(bytes.len() as u64, Relaxed);
         }
         self.finish(0, bytes);
     }
@@ -316,7 +302,7 @@ impl Reply {
             return Delivery::Refused;
         }
         // Counted before it is sent, so that whoever has the answer finds it counted.
-        self.in_flight.observation().answered(self.asked.kind, self.path, errno, self.asked.received.elapsed());
+        self.in_flight.observation.answered(self.asked.kind, self.path, errno, self.asked.received.elapsed());
         match self.asked.channel.send(self.asked.unique, -errno, body, &[]) {
             Ok(()) => return Delivery::Taken,
             // The asker was killed, or the file system unmounted: nobody waits.

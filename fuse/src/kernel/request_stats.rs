@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::request::Operation;
 
 macro_rules! request_kinds {
-    ($($kind:ident = $name:literal,)+) => {
+    ($($kind:ident = $name:literal: $operations:pat,)+) => {
         /// Kinds of requests as the metrics name them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
@@ -24,85 +24,51 @@ macro_rules! request_kinds {
                     $(Self::$kind => $name,)+
                 }
             }
+
+            /// The kind of a decoded operation.
+            pub fn of(operation: &Operation<'_>) -> Self {
+                match operation {
+                    $($operations => Self::$kind,)+
+                }
+            }
         }
     };
 }
 
 request_kinds! {
-    Lookup = "lookup",
-    Getattr = "getattr",
-    Readlink = "readlink",
-    Open = "open",
-    Read = "read",
-    Release = "release",
-    Opendir = "opendir",
-    Readdir = "readdir",
-    Readdirplus = "readdirplus",
-    Releasedir = "releasedir",
-    Statfs = "statfs",
-    Access = "access",
-    Xattr = "xattr",
-    Mknod = "mknod",
-    Mkdir = "mkdir",
-    Symlink = "symlink",
-    Link = "link",
-    Unlink = "unlink",
-    Rmdir = "rmdir",
-    Rename = "rename",
-    Setattr = "setattr",
-    Setxattr = "setxattr",
-    Removexattr = "removexattr",
-    Create = "create",
-    Tmpfile = "tmpfile",
-    Write = "write",
-    Copy = "copy_file_range",
-    Flush = "flush",
-    Fsync = "fsync",
-    Fallocate = "fallocate",
-    Lseek = "lseek",
-    Lock = "lock",
-    Other = "other",
-}
-
-impl RequestKind {
-    /// The kind of a decoded operation.
-    pub fn of(operation: &Operation<'_>) -> Self {
-        match operation {
-            Operation::Lookup { .. } => Self::Lookup,
-            Operation::Getattr | Operation::Statx => Self::Getattr,
-            Operation::Readlink => Self::Readlink,
-            Operation::Open { .. } => Self::Open,
-            Operation::Read { .. } => Self::Read,
-            Operation::Release { .. } => Self::Release,
-            Operation::Opendir => Self::Opendir,
-            Operation::Readdir { .. } => Self::Readdir,
-            Operation::Readdirplus { .. } => Self::Readdirplus,
-            Operation::Releasedir { .. } => Self::Releasedir,
-            Operation::Statfs => Self::Statfs,
-            Operation::Access { .. } => Self::Access,
-            Operation::Getxattr { .. } | Operation::Listxattr { .. } => Self::Xattr,
-            Operation::Mknod { .. } => Self::Mknod,
-            Operation::Mkdir { .. } => Self::Mkdir,
-            Operation::Symlink { .. } => Self::Symlink,
-            Operation::Link { .. } => Self::Link,
-            Operation::Unlink { .. } => Self::Unlink,
-            Operation::Rmdir { .. } => Self::Rmdir,
-            Operation::Rename { .. } => Self::Rename,
-            Operation::Setattr(_) => Self::Setattr,
-            Operation::Setxattr { .. } => Self::Setxattr,
-            Operation::Removexattr { .. } => Self::Removexattr,
-            Operation::Create { .. } => Self::Create,
-            Operation::Tmpfile { .. } => Self::Tmpfile,
-            Operation::Write { .. } => Self::Write,
-            Operation::CopyFileRange(_) => Self::Copy,
-            Operation::Flush { .. } => Self::Flush,
-            Operation::Fsync { .. } | Operation::Fsyncdir => Self::Fsync,
-            Operation::Fallocate { .. } => Self::Fallocate,
-            Operation::Lseek { .. } => Self::Lseek,
-            Operation::Getlk(_) | Operation::Setlk { .. } => Self::Lock,
-            _ => Self::Other,
-        }
-    }
+    Lookup = "lookup": Operation::Lookup { .. },
+    Getattr = "getattr": Operation::Getattr | Operation::Statx,
+    Readlink = "readlink": Operation::Readlink,
+    Open = "open": Operation::Open { .. },
+    Read = "read": Operation::Read { .. },
+    Release = "release": Operation::Release { .. },
+    Opendir = "opendir": Operation::Opendir,
+    Readdir = "readdir": Operation::Readdir { .. },
+    Readdirplus = "readdirplus": Operation::Readdirplus { .. },
+    Releasedir = "releasedir": Operation::Releasedir { .. },
+    Statfs = "statfs": Operation::Statfs,
+    Access = "access": Operation::Access { .. },
+    Xattr = "xattr": Operation::Getxattr { .. } | Operation::Listxattr { .. },
+    Mknod = "mknod": Operation::Mknod { .. },
+    Mkdir = "mkdir": Operation::Mkdir { .. },
+    Symlink = "symlink": Operation::Symlink { .. },
+    Link = "link": Operation::Link { .. },
+    Unlink = "unlink": Operation::Unlink { .. },
+    Rmdir = "rmdir": Operation::Rmdir { .. },
+    Rename = "rename": Operation::Rename { .. },
+    Setattr = "setattr": Operation::Setattr(_),
+    Setxattr = "setxattr": Operation::Setxattr { .. },
+    Removexattr = "removexattr": Operation::Removexattr { .. },
+    Create = "create": Operation::Create { .. },
+    Tmpfile = "tmpfile": Operation::Tmpfile { .. },
+    Write = "write": Operation::Write { .. },
+    Copy = "copy_file_range": Operation::CopyFileRange(_),
+    Flush = "flush": Operation::Flush { .. },
+    Fsync = "fsync": Operation::Fsync { .. } | Operation::Fsyncdir,
+    Fallocate = "fallocate": Operation::Fallocate { .. },
+    Lseek = "lseek": Operation::Lseek { .. },
+    Lock = "lock": Operation::Getlk(_) | Operation::Setlk { .. },
+    Other = "other": _,
 }
 
 /// How a request was answered.

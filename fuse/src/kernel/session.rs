@@ -21,8 +21,8 @@ use super::channel::{Backing, Channel};
 use super::in_flight::{InFlight, RequestInfo};
 use super::notify::Notifier;
 use super::reply::Reply;
-use super::request::{Caller, Malformed, Operation, Request};
-use super::request_stats::{Observation, RequestKind};
+use super::request::{Malformed, Operation, Request};
+use super::request_stats::RequestKind;
 
 /// Bytes of a page; the unit of `max_pages`.
 const PAGE: usize = 4096;
@@ -41,7 +41,7 @@ const REQUEST_BYTES: usize = WRITE_MAX + PAGE;
 pub trait Filesystem: Send + Sync + 'static {
     /// Answers one request, at once or by [`Reply::defer`]. Called on an event loop: it must not block. `payload` is
     /// the loop's own page-aligned buffer of [`READ_MAX`] bytes, with arbitrary content.
-    fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]);
+    fn dispatch(&self, node: u64, operation: Operation<'_>, reply: Reply, payload: &mut [u8]);
 
     /// The kernel gives up `nlookup` references to an inode.
     fn forget(&self, node: u64, nlookup: u64) {
@@ -108,10 +108,10 @@ pub enum SessionError {
 /// A running session. Dropping it does not end it: unmount, then [`Session::join`].
 #[derive(Debug)]
 pub struct Session {
-    connection: Connection,
-    in_flight: Arc<InFlight>,
-    observation: Arc<Observation>,
-    ended: CancellationToken,
+    pub connection: Connection,
+    pub in_flight: Arc<InFlight>,
+    /// Cancelled when the first event loop has found the connection gone.
+    pub ended: CancellationToken,
     loops: Vec<JoinHandle<()>>,
 }
 
@@ -188,10 +188,8 @@ impl Session {
         filesystem: Arc<F>,
         runtime: Handle,
     ) -> Result<Self, SessionError> {
-        let observation = Arc::new(Observation::default());
-        let in_flight = Arc::new(InFlight::new(runtime, Arc::clone(&observation)));
-        let ended = CancellationToken::new();
-        let mut session = Self { connection, in_flight, observation, ended, loops: Vec::new() };
+        let (in_flight, ended) = (Arc::new(InFlight::new(runtime)), CancellationToken::new());
+        let mut session = Self { connection, in_flight, ended, loops: Vec::new() };
         for number in 0..options.threads.max(1) {
             session.start_loop(number, &filesystem)?;
         }
@@ -212,23 +210,6 @@ impl Session {
             .map_err(SessionError::Thread)?;
         self.loops.push(thread);
         Ok(())
-    }
-
-    pub fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
-    /// Cancelled when the first event loop has found the connection gone.
-    pub fn ended(&self) -> CancellationToken {
-        self.ended.clone()
-    }
-
-    pub fn observation(&self) -> Arc<Observation> {
-        Arc::clone(&self.observation)
-    }
-
-    pub fn in_flight(&self) -> Arc<InFlight> {
-        Arc::clone(&self.in_flight)
     }
 
     /// Waits for the event loops: they end when the file system has been unmounted.
@@ -381,7 +362,7 @@ impl<F: Filesystem> EventLoop<F> {
                     channel: Arc::clone(&self.channel),
                     unique: request.unique,
                     kind: RequestKind::of(&operation),
-                    thread: request.caller.thread,
+                    caller: request.caller,
                     received: Instant::now(),
                 };
                 let reply = Reply::new(&self.in_flight, asked);
@@ -390,14 +371,14 @@ impl<F: Filesystem> EventLoop<F> {
                     Operation::Destroy => reply.done(),
                     Operation::Init { .. } => reply.error(libc::EPROTO),
                     Operation::Unsupported { .. } => reply.error(libc::ENOSYS),
-                    operation => self.filesystem.dispatch(request.node, request.caller, operation, reply, payload),
+                    operation => self.filesystem.dispatch(request.node, operation, reply, payload),
                 }
             }
         }
     }
 
     fn refuse(&self, malformed: Malformed) {
-        self.in_flight.observation().malformed.fetch_add(1, Relaxed);
+        self.in_flight.observation.malformed.fetch_add(1, Relaxed);
         warn!(opcode = malformed.opcode, "a malformed request of the kernel: answered EIO");
         if let Some(unique) = malformed.unique {
             // FORGET and INTERRUPT expect no answer; the kernel says ENOENT to one, which is of no consequence.

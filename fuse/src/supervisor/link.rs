@@ -17,29 +17,21 @@ const TEXT_MAX: usize = 4096;
 
 /// What a message is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Kind {
     /// To the daemon, first of all: the journal; and, if the mount is there, the port and the devices.
-    Begin,
+    Begin = b'B',
     /// To the supervisor: the port and the devices.
-    Keep,
+    Keep = b'K',
     /// To the supervisor: the mount is served.
-    Ready,
+    Ready = b'R',
     /// To the daemon: it is to be replaced. Back: it may be; the text says why it may not.
-    Replace,
+    Replace = b'P',
 }
 
 impl Kind {
-    fn byte(self) -> u8 {
-        match self {
-            Self::Begin => b'B',
-            Self::Keep => b'K',
-            Self::Ready => b'R',
-            Self::Replace => b'P',
-        }
-    }
-
     fn of(byte: u8) -> Option<Self> {
-        [Self::Begin, Self::Keep, Self::Ready, Self::Replace].into_iter().find(|kind| kind.byte() == byte)
+        [Self::Begin, Self::Keep, Self::Ready, Self::Replace].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -80,32 +72,21 @@ impl Link {
 
     pub async fn send(&self, kind: Kind, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX - 1)];
-        loop {
-            self.socket.writable().await?;
-            let sent = self.socket.try_io(Interest::WRITABLE, || send(self.socket.as_fd(), kind, text, descriptors));
-            match sent {
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                sent => return sent,
-            }
-        }
+        self.socket.async_io(Interest::WRITABLE, || send(self.socket.as_fd(), kind, text, descriptors)).await
     }
 
     /// The next message; `None` when the other end is gone. Nothing is lost when this is dropped.
     pub async fn receive(&self) -> io::Result<Option<Message>> {
-        loop {
-            self.socket.readable().await?;
-            match self.socket.try_io(Interest::READABLE, || receive(self.socket.as_fd())) {
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
-                Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
-                received => return received,
-            }
+        match self.socket.async_io(Interest::READABLE, || receive(self.socket.as_fd())).await {
+            Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            received => received,
         }
     }
 }
 
 fn send(socket: BorrowedFd<'_>, kind: Kind, text: &[u8], passed: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let kind = [kind.byte()];
+    let kind = [kind as u8];
     descriptors::send(socket, &[IoSlice::new(&kind), IoSlice::new(text)], passed, &mut space).map(drop)
 }
 

@@ -157,11 +157,7 @@ impl Asked {
         self.say(reason).await;
     }
 
-    pub(super) async fn refuse(self, reason: &str) {
-        self.say(reason).await;
-    }
-
-    async fn say(mut self, line: &str) {
+    pub(super) async fn say(mut self, line: &str) {
         // Who asked may be gone.
         let _ = self.stream.write_all(format!("{line}\n").as_bytes()).await;
     }

@@ -86,7 +86,7 @@ impl Kernel {
         let handle = kernel.runtime.handle().clone();
         kernel.session = Some(Session::start(device, &options, namespace, handle).unwrap());
         assert_eq!(kernel.answer().0, 0);
-        let agreement = kernel.session.as_ref().unwrap().connection().agreement();
+        let agreement = kernel.session.as_ref().unwrap().connection.agreement();
         let notifier = Connection::new(vec![notified], agreement).unwrap().notifier();
         let inodes = Inodes { open: Box::new(Vec::new), forgotten: Box::new(|_| {}) };
         kernel.notifier = Some(kernel.invalidations.attach(notifier, root, inodes).unwrap());

@@ -47,7 +47,7 @@ impl Fills {
             on_disk(turns, until, move || store.write_draft(&draft, at, &piece)).await??;
             at += length;
         }
-        self.parts.mounts.fetch_succeeded(origin.mount_id, &origin.key);
+        self.parts.mounts.failures.succeeded(origin.mount_id, &origin.key);
         let store = self.parts.stores.data.clone();
         // Once it is written to, the bucket does not stand in for it any more.
         Ok(on_disk(turns, until, move || store.publish_draft_on_disk(&draft)).await??)
@@ -89,12 +89,8 @@ fn copy_block(store: &DataStore, target: &DataTarget, origin: &DataTarget, bytes
     while at < end {
         let piece = &mut buffer[..(end - at).min(PIECE_BYTES) as usize];
         source.read(at, piece).map_err(failed)?;
-        for chunk in piece.chunks(CHUNK_BYTES as usize) {
-            if chunk.iter().any(|byte| *byte != 0) {
-                store.write_draft(&draft, at, chunk)?;
-            }
-            at += chunk.len() as u32;
-        }
+        store.write_draft_with_holes(&draft, at, piece)?;
+        at += piece.len() as u32;
     }
     store.lengthen_draft(&draft, end)?;
     Ok(store.publish_draft_on_disk(&draft)?)

@@ -130,7 +130,7 @@ impl Fills {
         if next < run.chunks.end {
             return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key)));
         }
-        self.parts.mounts.fetch_succeeded(source.mount_id, &source.key);
+        self.parts.mounts.failures.succeeded(source.mount_id, &source.key);
         Ok(())
     }
 

@@ -216,7 +216,7 @@ async fn what_a_view_has_is_fetched_also_where_it_was_replaced_or_deleted() {
     assert_eq!(bench.ensure(&plain, 0..1).await.unwrap().fetched_bytes, 0);
     let nowhere = pinned("a", "another", 1000).await;
     assert_eq!(bench.ensure(&nowhere, 0..1).await.unwrap_err().status, Status::VersionChanged);
-    assert!(bench.mounts.fetch_failures().is_empty(), "the bucket is well");
+    assert!(bench.mounts.failures.report().is_empty(), "the bucket is well");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,7 +23,7 @@ const REPORTED_MAX: usize = 32;
 const MESSAGE_CHARS: usize = 1000;
 
 #[derive(Debug, Default)]
-pub(super) struct FetchFailures {
+pub struct FetchFailures {
     /// By mount.
     failing: Mutex<HashMap<u32, Failing>>,
     /// Whether any mount is failing: spares successes the lock.
@@ -47,7 +47,7 @@ struct Failing {
 
 impl FetchFailures {
     /// Says whether the log was told.
-    pub(super) fn failed(&self, mount_id: u32, path: &str, key: &str, error: &str) -> bool {
+    pub fn failed(&self, mount_id: u32, path: &str, key: &str, error: &str) -> bool {
         let now = Instant::now();
         let message: String = error.chars().filter(|c| !c.is_control()).take(MESSAGE_CHARS).collect();
         let mut failing = self.failing.lock();
@@ -77,7 +77,7 @@ impl FetchFailures {
     }
 
     /// Says whether the log was told.
-    pub(super) fn succeeded(&self, mount_id: u32, key: &str) -> bool {
+    pub fn succeeded(&self, mount_id: u32, key: &str) -> bool {
         if !self.any.load(Ordering::Acquire) {
             return false;
         }
@@ -97,14 +97,14 @@ impl FetchFailures {
     }
 
     /// Forgets mounts that are gone.
-    pub(super) fn retain(&self, is_mounted: impl Fn(u32) -> bool) {
+    pub fn retain(&self, is_mounted: impl Fn(u32) -> bool) {
         let mut failing = self.failing.lock();
         failing.retain(|mount_id, _| is_mounted(*mount_id));
         self.any.store(failing.values().any(|entry| !entry.is_over), Ordering::Release);
     }
 
     /// For the master.
-    pub(super) fn report(&self) -> Vec<FetchFailure> {
+    pub fn report(&self) -> Vec<FetchFailure> {
         if !self.any.load(Ordering::Acquire) {
             return Vec::new();
         }

@@ -19,7 +19,7 @@ struct Bytes {
 
 /// By mount.
 #[derive(Debug, Default)]
-pub(super) struct HitCounters(RwLock<HashMap<u32, Arc<Bytes>>>);
+pub struct HitCounters(RwLock<HashMap<u32, Arc<Bytes>>>);
 
 impl HitCounters {
     /// So many bytes were asked for that were here, and so many that were not.

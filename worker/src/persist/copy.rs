@@ -9,13 +9,10 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use cavern_proto::BlockId;
-use cavern_proto::chunk::CHUNK_BYTES;
 use cavern_proto::data::{CopyReply, CopyRequest, Status};
 use parking_lot::Mutex;
 
@@ -125,7 +122,7 @@ impl Uploads {
             let draft = draft.clone();
             let write = move |store: &DataStore| {
                 let _memory = memory;
-                write(store, &draft, at, &bytes)
+                store.write_draft_with_holes(&draft, at, &bytes).map_err(Refusal::from)
             };
             self.alone(copying, write).await?;
             at += length;
@@ -171,45 +168,9 @@ fn begin_anew(store: &DataStore, target: &DataTarget) -> Result<Draft, Refusal> 
     store.begin_draft(target, 0)?.ok_or_else(is_here)
 }
 
-/// Writes what is not zeros.
-fn write(store: &DataStore, draft: &Draft, offset: u32, bytes: &Bytes) -> Result<(), Refusal> {
-    for run in runs(bytes) {
-        store.write_draft(draft, offset + run.start as u32, &bytes[run])?;
-    }
-    Ok(())
-}
-
-/// The chunks that are not all zeros, neighbours together.
-fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for (position, chunk) in bytes.chunks(CHUNK_BYTES as usize).enumerate() {
-        if chunk.iter().all(|byte| *byte == 0) {
-            continue;
-        }
-        let start = position * CHUNK_BYTES as usize;
-        match runs.last_mut() {
-            Some(run) if run.end == start => run.end = start + chunk.len(),
-            _ => runs.push(start..start + chunk.len()),
-        }
-    }
-    runs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn zeros_stay_holes() {
-        const CHUNK: usize = CHUNK_BYTES as usize;
-        let mut bytes = vec![0; 4 * CHUNK + 10];
-        assert!(runs(&bytes).is_empty());
-        bytes[CHUNK - 1] = 1;
-        bytes[CHUNK] = 1;
-        bytes[4 * CHUNK + 9] = 1;
-        assert_eq!(runs(&bytes), [0..2 * CHUNK, 4 * CHUNK..4 * CHUNK + 10]);
-        assert!(runs(&[]).is_empty());
-    }
 
     #[test]
     fn a_block_is_copied_once_at_a_time() {

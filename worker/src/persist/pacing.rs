@@ -31,9 +31,11 @@ impl UploadPacing {
         Self { began: Instant::now(), asked_ms: AtomicU64::new(0), rate: Rate::new(bytes_per_second) }
     }
 
-    /// A frame has arrived.
+    /// A frame has arrived: clients whose files are read and written come first.
     pub(crate) fn note(&self, kind: FrameKind) {
-        if !is_of_clients(kind) {
+        // Masters have blocks filled, and everybody asks what is here.
+        if !matches!(kind, FrameKind::Read | FrameKind::Open | FrameKind::Reserve | FrameKind::Write | FrameKind::Sync)
+        {
             return;
         }
         let now = self.now_ms();
@@ -60,12 +62,6 @@ impl UploadPacing {
     fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
-}
-
-/// Whether clients send it when files are read and written. Masters have blocks filled, and everybody asks what is
-/// here.
-fn is_of_clients(kind: FrameKind) -> bool {
-    matches!(kind, FrameKind::Read | FrameKind::Open | FrameKind::Reserve | FrameKind::Write | FrameKind::Sync)
 }
 
 #[cfg(test)]

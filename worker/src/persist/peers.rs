@@ -23,7 +23,7 @@ pub(super) const READ_BYTES: u32 = 8 << 20;
 
 /// The way to the other workers of the cluster.
 pub(super) struct Peers {
-    pool: Arc<WorkerPool>,
+    pub(super) pool: Arc<WorkerPool>,
     parts: WorkerParts,
     /// When the master was last asked for the table.
     asked: Mutex<Option<Instant>>,
@@ -65,10 +65,6 @@ impl Peers {
             Status::Ok => Err(Refusal::new(Status::IoError, format!("worker {worker} sent too little of a block"))),
             status => Err(Refusal::new(status, format!("worker {worker}: {}", item.message))),
         }
-    }
-
-    pub(super) async fn shutdown(&self) {
-        self.pool.shutdown().await;
     }
 
     /// Fetches the table when the error says that it may be out of date.

@@ -14,6 +14,7 @@ use cavern_proto::data::{
     WriteRequest,
 };
 use cavern_security::Tenant;
+use futures::future::OptionFuture;
 use tokio::time::Instant;
 
 use super::requests::{MAX_DEADLINE, Service, deadline_of};
@@ -151,10 +152,7 @@ impl Service {
         }
         let until = Instant::now() + deadline_of(request.deadline_ms);
         let begun = async {
-            let _turn = match tenant {
-                Some(tenant) => Some(tenant.turns.acquire().await?),
-                None => None,
-            };
+            let _turn = OptionFuture::from(tenant.map(|tenant| tenant.turns.acquire())).await.transpose()?;
             let turns = (tenant.map(|tenant| &tenant.disk_turns), until);
             match origin {
                 BlockSource::Object(origin) => {
@@ -230,7 +228,7 @@ impl Service {
             && let Some(draft) = data.begin_draft(target, payload.len() as u32)?
         {
             data.write_draft(&draft, 0, payload)?;
-            data.publish_draft(&draft)?;
+            data.publish_draft_if(&draft, || true)?;
         }
         if let Some(range) = &write.cut {
             data.cut(target, range)?;

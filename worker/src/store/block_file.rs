@@ -160,7 +160,7 @@ impl BlockFile {
     pub fn read_cached(&self, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
         let read = |offset, bytes: &mut [u8]| read_pages(&self.reader, offset, bytes, self.place.behind_end);
         let Some(sealed) = &self.sealed else { return read(offset, buffer) };
-        match sealed.try_still() {
+        match sealed.changes.try_read() {
             Some(_still) => sealed.read(offset, buffer, read),
             None => Ok(false),
         }
@@ -173,7 +173,7 @@ impl BlockFile {
     pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
         let read = |offset, bytes: &mut [u8]| self.read_disk(offset, bytes).map(|()| true);
         let Some(sealed) = &self.sealed else { return self.read_disk(offset, buffer) };
-        let _still = sealed.still();
+        let _still = sealed.changes.read();
         sealed.read(offset, buffer, read).map(drop)
     }
 

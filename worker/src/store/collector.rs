@@ -12,19 +12,11 @@ use super::table::BlockTable;
 
 /// Sizes of the directories, read when somebody asks for metrics.
 #[derive(Debug)]
-pub struct StoreCollector {
-    table: Arc<BlockTable>,
-}
-
-impl StoreCollector {
-    pub fn new(table: Arc<BlockTable>) -> Self {
-        Self { table }
-    }
-}
+pub struct StoreCollector(pub Arc<BlockTable>);
 
 impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let usage = self.table.usage();
+        let usage = self.0.usage();
         type Read = fn(&DiskReport) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
             ("cavern_worker_used_bytes", "Bytes of blocks, in units of 4 KiB", |disk| disk.used_bytes),

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use aes::cipher::{BlockDecrypt as _, BlockEncrypt as _, KeyInit as _};
 use aes::{Aes256, Block as AesBlock};
 use cavern_security::{KEY_BYTES, KeyWrapping, random_bytes};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLock;
 use ring::digest::{SHA512, digest};
 
 use super::files::{replace_file, write_at};
@@ -188,27 +188,12 @@ pub(super) struct Sealed {
     /// Of the block.
     length: u32,
     /// Whoever changes a part of a cell reads it first; and who reads one is to see it before or after.
-    changes: RwLock<()>,
+    pub changes: RwLock<()>,
 }
 
 impl Sealed {
     pub fn new(cipher: Arc<Cipher>, incarnation: u64, length: u32) -> Self {
         Self { cipher, incarnation, length, changes: RwLock::new(()) }
-    }
-
-    /// Nothing is changed meanwhile; `None` where something is.
-    pub fn try_still(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.changes.try_read()
-    }
-
-    /// Nothing is changed meanwhile. *Blocking*.
-    pub fn still(&self) -> RwLockReadGuard<'_, ()> {
-        self.changes.read()
-    }
-
-    /// Nobody reads and nobody else changes meanwhile. *Blocking*.
-    pub fn alone(&self) -> RwLockWriteGuard<'_, ()> {
-        self.changes.write()
     }
 
     /// The cells that a range touches.

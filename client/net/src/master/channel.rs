@@ -1,14 +1,15 @@
 //! Channels to masters: in the clear, or over TLS to whoever shows that it is one.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use cavern_security::{PeerStream, Role, Tls, Transport};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, Join, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tonic::transport::{Channel, Endpoint, Error, Uri};
 use tower::service_fn;
 
@@ -43,8 +44,9 @@ async fn connect(tls: Arc<Tls>, uri: Uri) -> io::Result<TokioIo<PeerStream>> {
     Ok(TokioIo::new(tls.connect(dial(&uri).await?, Role::Master).await?))
 }
 
-async fn connect_plain(uri: Uri) -> io::Result<TokioIo<PlainStream>> {
-    Ok(TokioIo::new(PlainStream { stream: dial(&uri).await?, has_begun: false }))
+async fn connect_plain(uri: Uri) -> io::Result<TokioIo<Join<PlainReader, OwnedWriteHalf>>> {
+    let (stream, writer) = dial(&uri).await?.into_split();
+    Ok(TokioIo::new(tokio::io::join(PlainReader { stream, has_begun: false }, writer)))
 }
 
 async fn dial(uri: &Uri) -> io::Result<TcpStream> {
@@ -54,16 +56,16 @@ async fn dial(uri: &Uri) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// A connection in the clear. A master that wants TLS says so by its first byte, with which no frame of HTTP/2 begins
-/// that it may send; the error says it in words.
+/// What comes over a connection in the clear. A master that wants TLS says so by its first byte, with which no frame of
+/// HTTP/2 begins that it may send; the error says it in words.
 #[derive(Debug)]
-struct PlainStream {
-    stream: TcpStream,
+struct PlainReader {
+    stream: OwnedReadHalf,
     /// Something has been read.
     has_begun: bool,
 }
 
-impl AsyncRead for PlainStream {
+impl AsyncRead for PlainReader {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
@@ -72,31 +74,5 @@ impl AsyncRead for PlainStream {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for PlainStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -77,9 +77,10 @@ mod tests {
     use cavern_proto::data::BlockRef;
     use cavern_proto::master::Extent;
 
+    use super::super::EventHistory;
     use super::super::tests::{attr, extent};
-    use super::super::{EventHistory, OpenBlock, Replica};
     use super::*;
+    use crate::fs_file::block::{OpenBlock, Replica};
 
     #[tokio::test]
     async fn another_process_lays_what_was_written_over_what_the_master_has() {

@@ -48,9 +48,10 @@ mod tests {
     use cavern_proto::data::BlockRef;
     use cavern_proto::master::Extent;
 
+    use super::super::EventHistory;
     use super::super::tests::{at, attr};
-    use super::super::{EventHistory, Replica};
     use super::*;
+    use crate::fs_file::block::Replica;
 
     fn open(generation: u32, replicas: &[(u64, u32)]) -> OpenBlock {
         let replica = |(worker, joined): &(u64, u32)| Replica {

@@ -172,7 +172,7 @@ impl World {
             is_over: false,
             may_lose: false,
         };
-        world.journal.note_session(1);
+        world.journal.note_changes(1, 0);
         assert!(world.log.follow(1).is_some_and(|done| done.is_empty()));
         world
     }
@@ -295,7 +295,7 @@ impl World {
         self.sessions += 1;
         (self.is_over, self.may_lose) = (false, true);
         (self.master.session, self.master.results) = (self.sessions, BTreeMap::new());
-        self.journal.note_session(self.sessions);
+        self.journal.note_changes(self.sessions, 0);
         let done = self.log.follow(self.sessions).unwrap();
         self.end(done);
     }
@@ -443,7 +443,7 @@ async fn what_waits_at_the_end_and_what_comes_after_it_is_told_so() {
 async fn what_was_answered_and_not_sent_is_left_to_whoever_keeps_the_journal() {
     let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
     let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
-    journal.note_session(1);
+    journal.note_changes(1, 0);
     let log = OperationLog::new(Some(journal.clone()), true);
     let mut answered = Operation::must_deliver(Change::AddOpenRef(1));
     answered.mutation.is_write_back = true;

@@ -40,10 +40,8 @@ impl LocalFlocks {
     /// Locks a file as soon as nobody is in the way.
     pub async fn lock(&self, inode: u64, owner: u64, kind: LockType) {
         loop {
+            // From before the look, so that no unlock in between is missed.
             let freed = self.freed.notified();
-            tokio::pin!(freed);
-            // Registered before looking, so that no unlock in between is missed.
-            freed.as_mut().enable();
             if self.try_lock(inode, owner, kind) {
                 return;
             }

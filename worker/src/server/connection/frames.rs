@@ -46,7 +46,7 @@ impl Connection {
             self.refuse(header.request_id, Refusal::new(Status::Deposed, message));
             return Ok(());
         }
-        self.shared.service.uploads.note(header.kind);
+        self.shared.service.uploads.pacing.note(header.kind);
         match header.kind {
             FrameKind::Hello => self.greet(header.request_id, &decode(message)?)?,
             FrameKind::Read => self.on(header, message, Self::read)?,

@@ -11,7 +11,7 @@ use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use tokio::time::Instant;
 
 use crate::store::block_file::{BlockFile, BlockPlace};
@@ -128,7 +128,7 @@ impl DataBlock {
     pub(super) fn write_bytes(&self, offset: u32, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         let writer = self.writer().map_err(|error| (0, error))?;
         if let Some(sealed) = self.sealed() {
-            let _alone = sealed.alone();
+            let _alone = sealed.changes.write();
             return sealed.write(&writer, offset, bytes);
         }
         write_at(&writer, offset, bytes)
@@ -170,7 +170,7 @@ impl DataBlock {
         if cells.is_empty() {
             return Ok(ZeroOutcome::InPlace);
         }
-        let alone = sealed.alone();
+        let alone = sealed.changes.write();
         if fallocate(&writer, flags, &cells)? {
             return Ok(ZeroOutcome::Freed);
         }
@@ -210,13 +210,10 @@ pub(super) fn lengthen(file: &File, end: u32) -> io::Result<()> {
 
 /// Sets room of a file aside, or gives it back; false where the file system cannot do that.
 pub(super) fn fallocate(file: &File, flags: FallocateFlags, range: &Range<u32>) -> io::Result<bool> {
-    loop {
-        match rustix::fs::fallocate(file, flags, u64::from(range.start), range.len() as u64) {
-            Ok(()) => return Ok(true),
-            Err(Errno::INTR) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
+    match retry_on_intr(|| rustix::fs::fallocate(file, flags, u64::from(range.start), range.len() as u64)) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -5,11 +5,12 @@
 //! start deletes those that a crash has left.
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_proto::ChunkMap;
-use cavern_proto::chunk::chunks_touching;
+use cavern_proto::chunk::{CHUNK_BYTES, chunks_touching};
 
 use super::allocation::make_room_for_data;
 use super::block::{DataBlock, lengthen};
@@ -73,6 +74,15 @@ impl DataStore {
         block.write_bytes(offset, bytes).map_err(|(_, error)| self.draft_failed(block.directory(), error))
     }
 
+    /// As [`Self::write_draft`], without chunks of zeros, which stay holes.
+    ///
+    /// # Errors
+    /// As [`Self::write_draft`].
+    pub fn write_draft_with_holes(&self, draft: &Draft, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut runs = runs(bytes).into_iter();
+        runs.try_for_each(|run| self.write_draft(draft, offset + run.start as u32, &bytes[run]))
+    }
+
     /// Has a draft reach so far at least, with zeros behind what was written to it. *Blocking*.
     ///
     /// # Errors
@@ -92,20 +102,11 @@ impl DataStore {
         synced.map_err(|error| self.draft_failed(draft.block.directory(), error.into()))
     }
 
-    /// Makes a draft the block, unless the block has come to be meanwhile. *Blocking*.
+    /// Makes a draft the block, unless the block has come to be meanwhile, or `is_wanted` says otherwise when nobody
+    /// can free it; says whether the draft has become the block. *Blocking*.
     ///
     /// # Errors
     /// [`StoreError::NoSpace`], or the disk failed.
-    pub fn publish_draft(&self, draft: &Draft) -> Result<(), StoreError> {
-        self.publish_draft_if(draft, || true)?;
-        Ok(())
-    }
-
-    /// As [`Self::publish_draft`], unless `is_wanted` says otherwise when nobody can free the block; says whether the
-    /// draft has become the block.
-    ///
-    /// # Errors
-    /// As [`Self::publish_draft`].
     pub fn publish_draft_if(&self, draft: &Draft, is_wanted: impl FnOnce() -> bool) -> Result<bool, StoreError> {
         let Draft { block, path } = draft;
         let _alone = self.stripe(block.id()).lock();
@@ -121,16 +122,49 @@ impl DataStore {
     /// Makes a draft the block, with its bytes and its name on disk when this returns. *Blocking*.
     ///
     /// # Errors
-    /// As [`Self::publish_draft`].
+    /// As [`Self::publish_draft_if`].
     pub fn publish_draft_on_disk(&self, draft: &Draft) -> Result<(), StoreError> {
         // Before it can be found by anybody.
         self.sync_draft(draft)?;
-        self.publish_draft(draft)?;
+        self.publish_draft_if(draft, || true)?;
         let block = &draft.block;
         self.sync(&[DataTarget { id: *block.id(), length: block.length(), mount_id: block.mount_id() }])
     }
 
     fn draft_failed(&self, directory: usize, source: io::Error) -> StoreError {
         self.table.not_made(directory, "making a data block", source, StoreError::NoSpace)
+    }
+}
+
+/// The chunks that are not all zeros, neighbours together.
+fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (position, chunk) in bytes.chunks(CHUNK_BYTES as usize).enumerate() {
+        if chunk.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        let start = position * CHUNK_BYTES as usize;
+        match runs.last_mut() {
+            Some(run) if run.end == start => run.end = start + chunk.len(),
+            _ => runs.push(start..start + chunk.len()),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_stay_holes() {
+        const CHUNK: usize = CHUNK_BYTES as usize;
+        let mut bytes = vec![0; 4 * CHUNK + 10];
+        assert!(runs(&bytes).is_empty());
+        bytes[CHUNK - 1] = 1;
+        bytes[CHUNK] = 1;
+        bytes[4 * CHUNK + 9] = 1;
+        assert_eq!(runs(&bytes), [0..2 * CHUNK, 4 * CHUNK..4 * CHUNK + 10]);
+        assert!(runs(&[]).is_empty());
     }
 }
