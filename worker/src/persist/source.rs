@@ -22,6 +22,10 @@ use crate::store::{DataStore, DataTarget, StoreError, Touch};
 const READING: &str = "reading the blocks";
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
+/// Of a file of many blocks so many are looked at for each part that is sent, on average.
+const LOOK_BLOCKS: usize = 128;
+/// Blocks of other workers are looked at once for so many parts.
+const LOOK_PARTS: usize = 16;
 /// A file system may keep times to some milliseconds only. A file that was written to less than this ago could be
 /// written to again without a change of its time.
 const SETTLED: Duration = Duration::from_millis(20);
@@ -177,6 +181,25 @@ impl<'a> Source<'a> {
     pub(super) async fn check_untouched(&self) -> Result<(), Refusal> {
         let stamps = self.look().await.map_err(|error| error.refusal)?;
         if stamps == self.stamps { Ok(()) } else { Err(changed()) }
+    }
+
+    /// Ends an upload that is known to be in vain, when a part of it is to be sent. Not before each one, where a look
+    /// takes its time: see [`parts_per_look`].
+    ///
+    /// # Errors
+    /// The file has been written to, or a block of it is gone.
+    pub(super) async fn check_before_part(&self, number: u32) -> Result<(), Refusal> {
+        let is_elsewhere = self.blocks.values().any(|(_, place)| matches!(place, BlockLocation::Remote(_)));
+        if !(number as usize).is_multiple_of(parts_per_look(self.blocks.len(), is_elsewhere)) {
+            return Ok(());
+        }
+        match self.look().await {
+            Ok(stamps) if stamps == self.stamps => Ok(()),
+            Ok(_) => Err(changed()),
+            Err(LookError { refusal, .. }) if refusal.status == Status::NoSuchBlock => Err(refusal),
+            // Whoever does not answer now may do so when all has been sent.
+            Err(_) => Ok(()),
+        }
     }
 
     /// Where the files of the blocks end, in the order of their indexes.
@@ -357,10 +380,31 @@ fn is_settled(stamp: &Stamp) -> bool {
     stamp.modified_ns > now_ns || now_ns - stamp.modified_ns >= settled
 }
 
+/// Parts that are sent between two looks at all blocks of a file.
+fn parts_per_look(blocks: usize, is_elsewhere: bool) -> usize {
+    (blocks / LOOK_BLOCKS + 1).max(if is_elsewhere { LOOK_PARTS } else { 1 })
+}
+
 fn missing(id: &BlockId) -> Refusal {
     Refusal::new(Status::NoSuchBlock, format!("block {id} is nowhere to be found"))
 }
 
 fn changed() -> Refusal {
     Refusal::new(Status::Changed, "the file was written to while it was read")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_a_small_part_of_the_work() {
+        assert_eq!([0, 1, 127].map(|blocks| parts_per_look(blocks, false)), [1; 3], "before each part");
+        assert_eq!([1, 127].map(|blocks| parts_per_look(blocks, true)), [LOOK_PARTS; 2]);
+        for blocks in [128, 10_000, 1 << 20] {
+            for is_elsewhere in [false, true] {
+                assert!(blocks / parts_per_look(blocks, is_elsewhere) <= LOOK_BLOCKS, "{blocks} blocks");
+            }
+        }
+    }
 }
