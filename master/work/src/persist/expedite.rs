@@ -62,19 +62,20 @@ impl Persistence {
     }
 
     /// The intents that follow, and how soon each is to be worked off.
-    pub(super) async fn prioritized_intents(&self, after: u64) -> Result<Vec<DueIntent>, WorkError> {
+    pub(super) async fn prioritized_intents(self: &Arc<Self>, after: u64) -> Result<Vec<DueIntent>, WorkError> {
         let (expedited, rest) = (self.expedited.list.lock().clone(), self.rest_of_closed());
-        let (delay, reader) = (self.delay, self.lookups.reader.clone());
+        let persistence = self.clone();
         let read = self.lookups.reader.read(move |tables| {
             let mut paces = Priorities::new(&expedited);
             let intents = tables.intents(after, PAGE)?.into_iter();
             let paced = intents.map(|(inode, intent)| {
                 let priority = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
                 // Of those that have just changed, and of those that have not for long, it does not count.
-                let age = intents::age(reader.clock(), intent.changed_ns);
-                let is_asked = priority == Priority::Normal && age >= rest && age < delay;
-                let is_unfinished = is_asked && intents::is_unfinished(tables, inode)?;
-                Ok(DueIntent { inode, intent, priority, is_unfinished })
+                let age = intents::age(persistence.lookups.reader.clock(), intent.changed_ns);
+                let may_be_due = priority == Priority::Normal && age >= rest && age < persistence.delay;
+                let is_changing = persistence.changing.contains(inode);
+                let is_unfinished = (may_be_due || is_changing) && intents::is_unfinished(tables, inode)?;
+                Ok(DueIntent { inode, intent, priority, is_unfinished, is_closed: is_changing && !is_unfinished })
             });
             paced.collect()
         });
