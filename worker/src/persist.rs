@@ -212,11 +212,14 @@ impl Uploads {
         sent_bytes: &AtomicU64,
     ) -> Result<Vec<String>, Refusal> {
         let (length, part) = (plan.length, part_bytes(plan.length));
+        let parts_per_look = source.parts_per_look();
         let send = async |(number, start): (u32, u64)| {
             let bytes = part.min(length - start);
             self.make_way(plan, bytes).await;
             let (bytes, _memory) = self.read(source, start, bytes).await?;
-            source.check_before_part(number).await?;
+            if number.is_multiple_of(parts_per_look) {
+                source.check_meanwhile().await?;
+            }
             sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             let sent = upload.part(number, &bytes).await;
             Failpoint::UploadPartSent.pass();

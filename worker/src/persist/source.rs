@@ -25,7 +25,7 @@ const QUERY_BLOCKS: usize = 1000;
 /// Of a file of many blocks so many are looked at for each part that is sent, on average.
 const LOOK_BLOCKS: usize = 128;
 /// Blocks of other workers are looked at once for so many parts.
-const LOOK_PARTS: usize = 16;
+const LOOK_PARTS: u32 = 16;
 /// A file system may keep times to some milliseconds only. A file that was written to less than this ago could be
 /// written to again without a change of its time.
 const SETTLED: Duration = Duration::from_millis(20);
@@ -183,22 +183,21 @@ impl<'a> Source<'a> {
         if stamps == self.stamps { Ok(()) } else { Err(changed()) }
     }
 
-    /// Ends an upload that is known to be in vain, when a part of it is to be sent. Not before each one, where a look
-    /// takes its time: see [`parts_per_look`].
+    /// How many parts are sent between two looks at all blocks, so that looking takes little of the time.
+    pub(super) fn parts_per_look(&self) -> u32 {
+        let is_elsewhere = self.blocks.values().any(|(_, place)| matches!(place, BlockLocation::Remote(_)));
+        parts_per_look(self.blocks.len(), is_elsewhere)
+    }
+
+    /// Whether an upload is known to be in vain before all of it has been sent.
     ///
     /// # Errors
     /// The file has been written to, or a block of it is gone.
-    pub(super) async fn check_before_part(&self, number: u32) -> Result<(), Refusal> {
-        let is_elsewhere = self.blocks.values().any(|(_, place)| matches!(place, BlockLocation::Remote(_)));
-        if !(number as usize).is_multiple_of(parts_per_look(self.blocks.len(), is_elsewhere)) {
-            return Ok(());
-        }
-        match self.look().await {
-            Ok(stamps) if stamps == self.stamps => Ok(()),
-            Ok(_) => Err(changed()),
-            Err(LookError { refusal, .. }) if refusal.status == Status::NoSuchBlock => Err(refusal),
+    pub(super) async fn check_meanwhile(&self) -> Result<(), Refusal> {
+        match self.check_untouched().await {
+            Err(refusal) if matches!(refusal.status, Status::Changed | Status::NoSuchBlock) => Err(refusal),
             // Whoever does not answer now may do so when all has been sent.
-            Err(_) => Ok(()),
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 
@@ -380,9 +379,10 @@ fn is_settled(stamp: &Stamp) -> bool {
     stamp.modified_ns > now_ns || now_ns - stamp.modified_ns >= settled
 }
 
-/// Parts that are sent between two looks at all blocks of a file.
-fn parts_per_look(blocks: usize, is_elsewhere: bool) -> usize {
-    (blocks / LOOK_BLOCKS + 1).max(if is_elsewhere { LOOK_PARTS } else { 1 })
+/// With so many blocks, some of them perhaps at other workers.
+fn parts_per_look(blocks: usize, is_elsewhere: bool) -> u32 {
+    let parts = u32::try_from(blocks / LOOK_BLOCKS).unwrap_or(u32::MAX).saturating_add(1);
+    parts.max(if is_elsewhere { LOOK_PARTS } else { 1 })
 }
 
 fn missing(id: &BlockId) -> Refusal {
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!([1, 127].map(|blocks| parts_per_look(blocks, true)), [LOOK_PARTS; 2]);
         for blocks in [128, 10_000, 1 << 20] {
             for is_elsewhere in [false, true] {
-                assert!(blocks / parts_per_look(blocks, is_elsewhere) <= LOOK_BLOCKS, "{blocks} blocks");
+                assert!(blocks / parts_per_look(blocks, is_elsewhere) as usize <= LOOK_BLOCKS, "{blocks} blocks");
             }
         }
     }
