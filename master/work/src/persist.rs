@@ -139,7 +139,7 @@ impl Persistence {
             background_permits: permits(conf.persist_concurrency - conf.persist_concurrency / AWAITED_PART),
             busy_permits: permits(conf.persist_busy_concurrency),
             recent: RecentUploads::new(delay, delay * PATIENCE),
-            changing: ChangingFiles::new(delay, delay / REST_PART),
+            changing: ChangingFiles::new(delay),
             retries: RetryTracker::default(),
             expedited: ExpeditedScopes::default(),
             demand: ClientLoad::default(),

@@ -4,7 +4,7 @@
 //!
 //! A file that nobody has open to write to does not wait for that, once it is at rest: its last writer has closed it.
 //! Where it changes nevertheless, as one that is opened for each line of a log does, it has to rest for twice as long
-//! the next time. Who begins to wait for a file does not wait for pauses of before.
+//! the next time, up to [`PATIENCE`] delays. Who begins to wait for a file does not wait for pauses of before.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::retry_tracker::Priority;
+use super::{PATIENCE, REST_PART};
 
 /// While somebody waits, a file that is being written to is looked at again after so long.
 pub(super) const AWAITED_PAUSE: Duration = Duration::from_secs(1);
@@ -60,14 +61,16 @@ impl ChangingFile {
 }
 
 impl ChangingFiles {
-    /// With the first pause, and with the time after which a closed file is at rest.
-    pub(super) fn new(delay: Duration, rest: Duration) -> Self {
+    /// With the delay after which a file is written that is open.
+    pub(super) fn new(delay: Duration) -> Self {
+        let doubled =
+            |first: Duration, longest: Duration| Profile::new(first.max(SHORTEST_PAUSE), longest, Jitter::None);
         let longest = LONGEST_PAUSE.max(delay);
-        let doubled_from = |first: Duration| Profile::new(first.max(SHORTEST_PAUSE), longest, Jitter::None);
         Self {
-            pauses: doubled_from(delay),
-            awaited_pauses: doubled_from(delay.min(AWAITED_PAUSE)),
-            rests: doubled_from(rest),
+            pauses: doubled(delay, longest),
+            awaited_pauses: doubled(delay.min(AWAITED_PAUSE), longest),
+            // What rests for so long has been left by its writers.
+            rests: doubled(delay / REST_PART, delay.max(AWAITED_PAUSE) * PATIENCE),
             files: Mutex::default(),
         }
     }
@@ -142,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_open_file_waits_twice_as_long_each_time_and_as_long_as_its_upload_took() {
-        let files = ChangingFiles::new(DELAY, REST);
+        let files = ChangingFiles::new(DELAY);
         let mut now = Instant::now();
         assert!(!files.waits_at(1, Priority::Normal, None, now));
         for seconds in [5, 10, 20, 40, 80, 160, 320, 600, 600] {
@@ -164,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_closed_file_waits_until_it_is_at_rest_and_longer_if_it_was_not() {
-        let files = ChangingFiles::new(DELAY, REST);
+        let files = ChangingFiles::new(DELAY);
         let waits = |at_rest: Duration, now: Instant| files.waits_at(1, Priority::Normal, Some(at_rest), now);
         let mut now = Instant::now();
         files.add_at(1, Priority::Normal, now, now);
@@ -181,11 +184,17 @@ mod tests {
         files.add_at(1, Priority::Normal, now, now);
         let rest = REST * (1 << 5);
         assert!(waits(rest - MOMENT, now + rest) && !waits(rest, now + rest));
+        // No file has to rest for longer than its changes may take to arrive.
+        for _ in 0..5 {
+            files.add_at(1, Priority::Normal, now, now);
+        }
+        let longest = DELAY * PATIENCE;
+        assert!(waits(longest - MOMENT, now + longest) && !waits(longest, now + longest));
     }
 
     #[test]
     fn who_begins_to_wait_does_not_wait_for_pauses_of_before() {
-        let files = ChangingFiles::new(DELAY, REST);
+        let files = ChangingFiles::new(DELAY);
         let mut now = Instant::now();
         for _ in 0..10 {
             files.add_at(1, Priority::Normal, now, now);
@@ -203,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_has_an_end() {
-        let files = ChangingFiles::new(DELAY, REST);
+        let files = ChangingFiles::new(DELAY);
         let now = Instant::now();
         for inode in 0..2 * REMEMBERED as u64 {
             files.add_at(inode, Priority::Normal, now, now);
@@ -218,12 +227,12 @@ mod tests {
     #[test]
     fn pauses_grow_without_a_delay_and_beyond_a_long_one_not() {
         let now = Instant::now();
-        let files = ChangingFiles::new(Duration::ZERO, Duration::ZERO);
+        let files = ChangingFiles::new(Duration::ZERO);
         files.add_at(1, Priority::Normal, now, now);
         files.add_at(1, Priority::Normal, now, now);
         assert!(waits_for(&files, Priority::Normal, now, SHORTEST_PAUSE * 2));
         let hour = Duration::from_secs(3600);
-        let files = ChangingFiles::new(hour, hour / 10);
+        let files = ChangingFiles::new(hour);
         files.add_at(1, Priority::Normal, now, now);
         files.add_at(1, Priority::Normal, now, now);
         assert!(waits_for(&files, Priority::Normal, now, hour));
