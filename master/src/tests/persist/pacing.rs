@@ -4,11 +4,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cavern_proto::master::Kind;
+use cavern_proto::master::cluster_server::Cluster as _;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Kind, PersistStatusRequest};
 use cavern_work::persist::Scope;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tonic::Request;
 
 use super::bench::Fixture;
 use crate::tests::harness::eventually;
@@ -192,6 +194,27 @@ async fn what_somebody_waits_for_begins_while_all_others_are_under_way() {
     drop(held);
     eventually(|| async { bench.bucket.keys().len() == 70 }).await;
     drop(waited);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_until_nothing_is_left_does_not_wait_for_a_delay() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let root = bench.root;
+    for text in ["asked", "other"] {
+        let file = bench.create(root, text, Kind::File).await;
+        bench.change(Change::AddOpenRef(file)).await;
+        bench.commit(file, 0, 0, vec![1]).await;
+    }
+    let up_to_change = bench.status("/m").await.change;
+    eventually(|| async {
+        let request = PersistStatusRequest { path: "/m/asked".into(), up_to_change, settle: false };
+        let status = bench.master().services().get_persist_status(Request::new(request)).await;
+        status.unwrap().into_inner().files == 0
+    })
+    .await;
+    assert_eq!(bench.background("top/asked"), [false]);
+    assert!(bench.background("top/other").is_empty(), "nobody has asked for it");
     bench.end().await;
 }
 

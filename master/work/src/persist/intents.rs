@@ -89,7 +89,7 @@ impl Persistence {
     /// How long to rest after a look at everything, of which reading took so long and which found something to do or
     /// nothing. What is done is struck off the records, but must be passed over by whoever reads them again.
     pub(super) fn rest(&self, reading: Duration, busy: bool) -> Next {
-        let (shortest, rest) = match (self.expedited.list.lock().is_empty(), busy) {
+        let (shortest, rest) = match (self.expedited.is_empty(), busy) {
             (true, false) => (PAUSES.1, REST),
             (true, true) => (PAUSES.1, REST_BUSY),
             (false, _) => (PAUSES.0, REST_EXPEDITED),
@@ -140,7 +140,7 @@ impl Persistence {
     async fn background_permit(&self, makes_way: bool) -> Option<OwnedSemaphorePermit> {
         let mut begun = self.expedited.begun.subscribe();
         let permits = if makes_way { self.busy_permits.clone() } else { self.background_permits.clone() };
-        let is_awaited = !self.expedited.list.lock().is_empty();
+        let is_awaited = !self.expedited.is_empty();
         if is_awaited {
             return permits.try_acquire_owned().ok();
         }
@@ -208,7 +208,7 @@ impl Persistence {
                 }
                 PersistOutcome::Again => turn.succeeded(),
                 PersistOutcome::Later(pause) => return turn.later(pause),
-                PersistOutcome::Changing if self.expedited.list.lock().is_empty() => return turn.later(self.delay),
+                PersistOutcome::Changing if self.expedited.is_empty() => return turn.later(self.delay),
                 // It may be what somebody waits for, perhaps since a moment ago.
                 PersistOutcome::Changing => return turn.later(self.delay.min(AWAITED_PAUSE)),
                 PersistOutcome::InVain { began } => {
