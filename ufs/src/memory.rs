@@ -43,6 +43,8 @@ struct Objects {
     capabilities: Option<Capabilities>,
     /// Each page of the listings of this prefix takes one of these.
     turns: Option<(String, Arc<Semaphore>)>,
+    /// Each part of an upload takes one of these.
+    part_turns: Option<Arc<Semaphore>>,
 }
 
 /// How a bucket lists that does not in the order of keys: shard by shard, each in order.
@@ -165,6 +167,11 @@ impl MemoryBucket {
         let turns = Arc::new(Semaphore::new(0));
         self.objects.lock().turns = Some((prefix.to_owned(), turns.clone()));
         turns
+    }
+
+    /// From now on each part of an upload takes one permit, and waits for it. There is none yet.
+    pub fn take_parts_by_turns(&self) -> Arc<Semaphore> {
+        self.objects.lock().part_turns.insert(Arc::new(Semaphore::new(0))).clone()
     }
 
     /// From now on listings begin at the first key, whatever they are to begin behind.
@@ -361,7 +368,14 @@ impl ObjectStore for MemoryBucket {
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        future::ready(self.apply_change(request)).boxed()
+        let is_part = matches!(request.change, Change::Part { .. });
+        let turns = self.objects.lock().part_turns.clone().filter(|_| is_part);
+        let Some(turns) = turns else { return future::ready(self.apply_change(request)).boxed() };
+        async move {
+            turns.acquire().await.into_iter().for_each(SemaphorePermit::forget);
+            self.apply_change(request)
+        }
+        .boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -5,7 +5,8 @@
 //! first byte is read and after the last; the object is made only if none has been touched in between. What the bucket
 //! gets the disk has: a loss of power would leave the file with other bytes otherwise. A small object
 //! is read, checked and sent in one request. The parts of a large one are read and sent several at a time, within the
-//! memory budget, while the disk gets what it has not; the check comes before the parts become an object.
+//! memory budget, while the disk gets what it has not. The check comes before the parts become an object, and before
+//! each part is sent, as far as it is cheap: an upload that is in vain ends then.
 //!
 //! [`copy`] reads a block of another worker in the same way, to have it here.
 //!
@@ -25,6 +26,7 @@ mod plan;
 mod source;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -95,7 +97,8 @@ impl Uploads {
     /// Writes an object, within the request's deadline.
     ///
     /// # Errors
-    /// It was not written; what is under the key in place of what was expected is no error, but an answer that says so.
+    /// It was not written. What is under the key in place of what was expected is no error, but an answer that says so,
+    /// and so is a file that was written to meanwhile.
     pub async fn persist(&self, request: PersistRequest) -> Result<PersistReply, Refusal> {
         let deadline = Duration::from_millis(u64::from(request.deadline_ms));
         let length = request.length;
@@ -122,8 +125,12 @@ impl Uploads {
         let plan = Plan::parse(request, &self.parts.membership.now().1)?;
         let ufs = self.parts.mounts.ufs_to_write(plan.mount_id).await?;
         plan.check_keys(ufs.prefix())?;
-        match self.write(&ufs, &plan).await {
-            Ok(etag) => Ok(PersistReply { status: Status::Ok.into(), message: String::new(), etag }),
+        let sent_bytes = AtomicU64::new(0);
+        match self.write(&ufs, &plan, &sent_bytes).await {
+            Ok(etag) => Ok(PersistReply { status: Status::Ok.into(), etag, ..PersistReply::default() }),
+            Err(UploadError::Refused(refusal)) if refusal.status == Status::Changed => {
+                Ok(PersistReply { sent_bytes: sent_bytes.load(Ordering::Relaxed), ..PersistReply::from(refusal) })
+            }
             Err(UploadError::Refused(refusal)) => Err(refusal),
             Err(UploadError::Occupied) => {
                 let etag = match ufs.head(&plan.key).await {
@@ -132,13 +139,13 @@ impl Uploads {
                     Err(error) => return Err(error.into()),
                 };
                 let message = format!("another object is under the key \"{}\"", plan.key.escape_debug());
-                Ok(PersistReply { status: Status::VersionChanged.into(), message, etag })
+                Ok(PersistReply { status: Status::VersionChanged.into(), message, etag, ..PersistReply::default() })
             }
         }
     }
 
-    /// Writes the object; gives its ETag.
-    async fn write(&self, ufs: &Ufs, plan: &Plan) -> Result<String, UploadError> {
+    /// Writes the object; gives its ETag. Bytes of parts are counted before they are sent.
+    async fn write(&self, ufs: &Ufs, plan: &Plan, sent_bytes: &AtomicU64) -> Result<String, UploadError> {
         let blocks = match &plan.content {
             Content::Inline(bytes) => {
                 return ufs.put(&plan.key, bytes, &plan.metadata, plan.replaces()).await.map_err(stopped);
@@ -163,7 +170,8 @@ impl Uploads {
         }
         let source = source.settled().await?;
         let upload = self.begin_upload(ufs, plan).await?;
-        let (etags, ()) = try_join(self.send_parts(&upload.parts, &source, plan), source.sync()).await?;
+        let sending = self.send_parts(&upload.parts, &source, plan, sent_bytes);
+        let (etags, ()) = try_join(sending, source.sync()).await?;
         source.check_untouched().await?;
         upload.complete(&etags, plan).await
     }
@@ -195,18 +203,28 @@ impl Uploads {
         upload: &MultipartUpload,
         source: &Source<'_>,
         plan: &Plan,
+        sent_bytes: &AtomicU64,
     ) -> Result<Vec<String>, Refusal> {
         let (length, part) = (plan.length, part_bytes(plan.length));
+        let parts_per_look = source.parts_per_look();
         let send = async |(number, start): (u32, u64)| {
             let bytes = part.min(length - start);
             self.make_way(plan, bytes).await;
             let (bytes, _memory) = self.read(source, start, bytes).await?;
+            if number.is_multiple_of(parts_per_look) {
+                source.check_meanwhile().await?;
+            }
+            sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             let sent = upload.part(number, &bytes).await;
             Failpoint::UploadPartSent.pass();
-            sent.map_err(Refusal::from)
+            sent.map(|etag| (number, etag)).map_err(Refusal::from)
         };
         let starts = (0..length.div_ceil(part)).map(|index| index * part);
-        stream::iter((1..).zip(starts)).map(send).buffered(PARTS_AT_A_TIME).try_collect().await
+        // In any order: one that fails ends those in flight, whichever came before it.
+        let sent = stream::iter((1..).zip(starts)).map(send).buffer_unordered(PARTS_AT_A_TIME);
+        let mut sent: Vec<(u32, String)> = sent.try_collect().await?;
+        sent.sort_unstable_by_key(|(number, _)| *number);
+        Ok(sent.into_iter().map(|(_, etag)| etag).collect())
     }
 
     /// Waits for its turn to send so many bytes, if nobody waits for them.

@@ -65,9 +65,10 @@ impl PersistCommand {
 
 /// How far the bucket is behind a file, or behind a directory and all below it.
 pub fn status_view(status: &PersistStatus) -> Value {
-    // Of the files, those that have lost blocks, and the paths of the first of them.
+    // Of the files, those that have lost blocks, with the paths of the first of them, and those that were written to
+    // during their last upload.
     console::fields! { status;
-        files, bytes, deletions, files_per_second, bytes_per_second, last_error, lost_files;
+        files, bytes, deletions, files_per_second, bytes_per_second, last_error, lost_files, changing_files;
         "persisted": status.files + status.deletions == 0,
         // Age of the oldest change that it lacks.
         "oldest_seconds": status.oldest_age_ms as f64 / 1000.0,
@@ -107,12 +108,14 @@ impl Backlog {
             return format!("{path}: the bucket has everything");
         }
         let error = console::prefixed("; the last error: ", &status.last_error);
-        let lost = match status.lost_files {
+        let some = |files: u64, what: &str| match files {
             0 => String::new(),
-            files => format!("; {} with lost blocks", counted(files, "file")),
+            files => format!("; {} {what}", counted(files, "file")),
         };
+        let changing = some(status.changing_files, "written to during the last upload");
+        let notes = changing + &some(status.lost_files, "with lost blocks");
         format!(
-            "{path}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{lost}{error}",
+            "{path}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{notes}{error}",
             counted(status.files, "file"),
             console::size(status.bytes),
             counted(status.deletions, "object"),

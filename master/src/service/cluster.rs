@@ -267,13 +267,18 @@ impl Cluster for Services {
         let only_looks = asker(&request).is_some_and(|asker| asker.role == Role::Viewer);
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
         let mount = lookups.check_path_access(&path).or_status()?;
-        // Nobody lets go of anything for whoever may not change it.
-        if settle && !only_looks && lookups.check_refresh(mount.as_ref()).is_ok() {
+        // Nobody lets go of anything for whoever may not change it, nor is anything brought to the bucket sooner.
+        let is_heeded = !only_looks && lookups.check_refresh(mount.as_ref()).is_ok();
+        if settle && is_heeded {
             let scope = self.persistence.scope(&path).await.or_status()?;
             lookups.settle_mount_of(scope.inode).await.or_status()?;
         }
-        let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
-        Ok(Response::new(self.persistence.status(&path, up_to).await.or_status()?))
+        let status = match up_to_change {
+            0 => self.persistence.status(&path, u64::MAX).await,
+            up_to if is_heeded => self.persistence.awaited_status(&path, up_to).await,
+            up_to => self.persistence.status(&path, up_to).await,
+        };
+        Ok(Response::new(status.or_status()?))
     }
 
     async fn resolve_lost(&self, request: tonic::Request<ResolveLostRequest>) -> Answer<ResolveLostReply> {

@@ -40,6 +40,10 @@ cavern_conf::metrics! {
             "master_persist_dropped_bytes",
             "Bytes of blocks that buckets have, dropped where workers were nearly full"
         );
+        pub changing_files: Gauge = gauge(
+            "master_persist_changing_files",
+            "Files whose last upload was in vain, since they were written to meanwhile"
+        );
         backlog_files: Gauge = gauge("master_persist_backlog_files", "Files with changes that their bucket lacks");
         backlog_bytes: Gauge = gauge("master_persist_backlog_bytes", "Bytes of files whose content their bucket lacks");
         backlog_deletions: Gauge =

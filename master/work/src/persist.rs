@@ -4,7 +4,8 @@
 //! - [`intents`](self::intents): inodes with changes that the bucket lacks. A file that is closed is written when it
 //!   has not changed for a tenth of `master.persist_delay` ([`REST_PART`]). One that is open or empty is left alone for
 //!   all of it, since it will change again, and so is one that was written a moment ago, longer each time
-//!   ([`recent_uploads`](self::recent_uploads)); for [`PATIENCE`] times that at most. While clients make many changes
+//!   ([`recent_uploads`](self::recent_uploads)); for [`PATIENCE`] times that at most. A large one that is written to
+//!   during its upload waits for longer ([`changing_files`](self::changing_files)). While clients make many changes
 //!   ([`client_load`](self::client_load)) few are written at a time, unless workers run out of room. An object that is
 //!   new under its key is noted before it is written; what was written is confirmed by the number of the change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
@@ -26,6 +27,7 @@
 //! fails, one request at a time asks whether it is back.
 
 mod backlog;
+mod changing_files;
 mod client_load;
 mod deletions;
 mod drop_clean_blocks;
@@ -58,6 +60,7 @@ use tokio::sync::Semaphore;
 
 pub use self::backlog::Backlog;
 use self::backlog::Throughput;
+use self::changing_files::ChangingFiles;
 use self::client_load::ClientLoad;
 use self::expedited_scopes::ExpeditedScopes;
 use self::recent_uploads::RecentUploads;
@@ -102,6 +105,7 @@ pub struct Persistence {
     /// The same of files that are begun while clients make many changes.
     busy_permits: Arc<Semaphore>,
     recent: RecentUploads,
+    changing: ChangingFiles,
     retries: RetryTracker,
     expedited: ExpeditedScopes,
     demand: ClientLoad,
@@ -135,6 +139,7 @@ impl Persistence {
             background_permits: permits(conf.persist_concurrency - conf.persist_concurrency / AWAITED_PART),
             busy_permits: permits(conf.persist_busy_concurrency),
             recent: RecentUploads::new(delay, delay * PATIENCE),
+            changing: ChangingFiles::new(delay),
             retries: RetryTracker::default(),
             expedited: ExpeditedScopes::default(),
             demand: ClientLoad::default(),

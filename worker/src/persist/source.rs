@@ -22,6 +22,10 @@ use crate::store::{DataStore, DataTarget, StoreError, Touch};
 const READING: &str = "reading the blocks";
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
+/// Of a file of many blocks so many are looked at for each part that is sent, on average.
+const LOOK_BLOCKS: usize = 128;
+/// Blocks of other workers are looked at once for so many parts.
+const LOOK_PARTS: u32 = 16;
 /// A file system may keep times to some milliseconds only. A file that was written to less than this ago could be
 /// written to again without a change of its time.
 const SETTLED: Duration = Duration::from_millis(20);
@@ -177,6 +181,24 @@ impl<'a> Source<'a> {
     pub(super) async fn check_untouched(&self) -> Result<(), Refusal> {
         let stamps = self.look().await.map_err(|error| error.refusal)?;
         if stamps == self.stamps { Ok(()) } else { Err(changed()) }
+    }
+
+    /// How many parts are sent between two looks at all blocks, so that looking takes little of the time.
+    pub(super) fn parts_per_look(&self) -> u32 {
+        let is_elsewhere = self.blocks.values().any(|(_, place)| matches!(place, BlockLocation::Remote(_)));
+        parts_per_look(self.blocks.len(), is_elsewhere)
+    }
+
+    /// Whether an upload is known to be in vain before all of it has been sent.
+    ///
+    /// # Errors
+    /// The file has been written to, or a block of it is gone.
+    pub(super) async fn check_meanwhile(&self) -> Result<(), Refusal> {
+        match self.check_untouched().await {
+            Err(refusal) if matches!(refusal.status, Status::Changed | Status::NoSuchBlock) => Err(refusal),
+            // Whoever does not answer now may do so when all has been sent.
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Where the files of the blocks end, in the order of their indexes.
@@ -357,10 +379,32 @@ fn is_settled(stamp: &Stamp) -> bool {
     stamp.modified_ns > now_ns || now_ns - stamp.modified_ns >= settled
 }
 
+/// With so many blocks, some of them perhaps at other workers.
+fn parts_per_look(blocks: usize, is_elsewhere: bool) -> u32 {
+    let parts = u32::try_from(blocks / LOOK_BLOCKS).unwrap_or(u32::MAX).saturating_add(1);
+    parts.max(if is_elsewhere { LOOK_PARTS } else { 1 })
+}
+
 fn missing(id: &BlockId) -> Refusal {
     Refusal::new(Status::NoSuchBlock, format!("block {id} is nowhere to be found"))
 }
 
 fn changed() -> Refusal {
     Refusal::new(Status::Changed, "the file was written to while it was read")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_a_small_part_of_the_work() {
+        assert_eq!([0, 1, 127].map(|blocks| parts_per_look(blocks, false)), [1; 3], "before each part");
+        assert_eq!([1, 127].map(|blocks| parts_per_look(blocks, true)), [LOOK_PARTS; 2]);
+        for blocks in [128, 10_000, 1 << 20] {
+            for is_elsewhere in [false, true] {
+                assert!(blocks / parts_per_look(blocks, is_elsewhere) as usize <= LOOK_BLOCKS, "{blocks} blocks");
+            }
+        }
+    }
 }

@@ -319,7 +319,9 @@ async fn bring_to_bucket(config: &Config) -> Result<(), CliError> {
     if !masters.ask_unary(list).await?.mounts.iter().any(|mount| mount.write_type() == WriteType::FsMode) {
         return Ok(());
     }
-    let request = PersistStatusRequest { path: config.fuse.path.clone(), ..PersistStatusRequest::default() };
+    // Of all changes, and at once.
+    let (path, up_to_change) = (config.fuse.path.clone(), u64::MAX);
+    let request = PersistStatusRequest { path, up_to_change, ..PersistStatusRequest::default() };
     let deadline = Instant::now() + PERSIST_PATIENCE;
     loop {
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;

@@ -61,6 +61,8 @@ pub struct Fake {
     /// Held while a test lets nothing be written, and how many requests to write there are.
     pub writes: Arc<tokio::sync::RwLock<()>>,
     pub under_way: Arc<AtomicU32>,
+    /// While it is not 0, files are written to when so many bytes of them have been sent.
+    pub sent_bytes: Arc<AtomicU64>,
     /// Keys that were to be written, and whether nobody waited for it.
     pub asked: Arc<Mutex<Vec<(String, bool)>>>,
 }
@@ -85,6 +87,7 @@ impl Fake {
             fills: Arc::default(),
             writes: Arc::default(),
             under_way: Arc::default(),
+            sent_bytes: Arc::default(),
             asked: Arc::default(),
             lost: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
@@ -132,8 +135,12 @@ impl Fake {
 
     async fn write(&self, request: PersistRequest) -> Result<PersistReply, String> {
         let answer = |status: Status, etag: String| {
-            Ok(PersistReply { status: status.into(), message: "on purpose".to_owned(), etag })
+            Ok(PersistReply { status: status.into(), message: "on purpose".to_owned(), etag, sent_bytes: 0 })
         };
+        let sent_bytes = self.sent_bytes.load(Ordering::Acquire);
+        if sent_bytes > 0 {
+            return Ok(PersistReply { status: Status::Changed.into(), sent_bytes, ..PersistReply::default() });
+        }
         if self.is_away.load(Ordering::Acquire) > 0 {
             return answer(Status::UfsUnavailable, String::new());
         }

@@ -4,11 +4,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cavern_proto::master::Kind;
+use cavern_proto::master::cluster_server::Cluster as _;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Kind, PersistStatusRequest};
 use cavern_work::persist::Scope;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tonic::Request;
 
 use super::bench::Fixture;
 use crate::tests::harness::eventually;
@@ -91,6 +93,54 @@ async fn a_file_that_was_written_a_moment_ago_waits_until_somebody_waits_for_it(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_whose_upload_was_in_vain_waits_until_it_is_closed_or_awaited() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    let open = bench.create_written("open").await;
+    let closed = bench.create_written("closed").await;
+    let under_way = bench.fake.under_way.clone();
+    eventually(|| async { under_way.load(Ordering::Acquire) == 2 }).await;
+    bench.fake.sent_bytes.store(1, Ordering::Release);
+    for file in [open, closed] {
+        bench.change(Change::AddOpenRef(file)).await;
+        bench.commit(file, 1, 0, vec![1]).await;
+    }
+    drop(held);
+    eventually(|| async { bench.status("/m").await.changing_files == 2 }).await;
+    bench.fake.sent_bytes.store(0, Ordering::Release);
+
+    bench.change(Change::DropOpenRef(closed)).await;
+    bench.written("top/closed").await;
+    assert_eq!(bench.background("top/open").len(), 1, "it waits");
+    eventually(|| async { bench.status("/m").await.changing_files == 1 }).await;
+    let waited = bench.master().services().persistence.expedite(bench.scope("/m/open").await, u64::MAX);
+    eventually(|| async { waited.left().await.unwrap().items() == 0 }).await;
+    assert_eq!(bench.background("top/open"), [true, false]);
+    drop(waited);
+    bench.check().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_changes_all_the_time_is_uploaded_less_and_less_often() {
+    let delay = Duration::from_millis(50);
+    let mut bench = Fixture::start(&[], delay).await;
+    bench.fake.sent_bytes.store(1, Ordering::Release);
+    let root = bench.root;
+    let begun = Instant::now();
+    let file = bench.create(root, "log", Kind::File).await;
+    bench.change(Change::AddOpenRef(file)).await;
+    bench.commit(file, 0, 0, vec![1]).await;
+    eventually(|| async { bench.background("top/log").len() >= 5 }).await;
+    assert!(begun.elapsed() >= delay * (1 + 2 + 4 + 8), "after {:?}", begun.elapsed());
+    bench.fake.sent_bytes.store(0, Ordering::Release);
+    bench.change(Change::DropOpenRef(file)).await;
+    bench.check().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn while_clients_make_many_changes_few_files_are_written_at_a_time() {
     let mut bench = Fixture::start(&[], DELAY).await;
     let changes = bench.busy_clients().await;
@@ -144,6 +194,27 @@ async fn what_somebody_waits_for_begins_while_all_others_are_under_way() {
     drop(held);
     eventually(|| async { bench.bucket.keys().len() == 70 }).await;
     drop(waited);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_until_nothing_is_left_does_not_wait_for_a_delay() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let root = bench.root;
+    for text in ["asked", "other"] {
+        let file = bench.create(root, text, Kind::File).await;
+        bench.change(Change::AddOpenRef(file)).await;
+        bench.commit(file, 0, 0, vec![1]).await;
+    }
+    let up_to_change = bench.status("/m").await.change;
+    eventually(|| async {
+        let request = PersistStatusRequest { path: "/m/asked".into(), up_to_change, settle: false };
+        let status = bench.master().services().get_persist_status(Request::new(request)).await;
+        status.unwrap().into_inner().files == 0
+    })
+    .await;
+    assert_eq!(bench.background("top/asked"), [false]);
+    assert!(bench.background("top/other").is_empty(), "nobody has asked for it");
     bench.end().await;
 }
 

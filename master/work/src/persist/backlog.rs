@@ -39,6 +39,8 @@ pub struct Backlog {
     /// Of the files, those that have lost blocks, and the first of them.
     pub lost_files: u64,
     pub lost: Vec<UnavailableFile>,
+    /// Of the files, those whose last upload was in vain, since they were written to meanwhile.
+    pub changing_files: u64,
     pub(super) oldest_ns: i64,
     error: Option<(Instant, String)>,
 }
@@ -62,6 +64,7 @@ impl Backlog {
         self.deletions += other.deletions;
         self.given_up += other.given_up;
         self.lost_files += other.lost_files;
+        self.changing_files += other.changing_files;
         self.lost.extend(other.lost);
         if other.oldest_ns != 0 {
             self.older(other.oldest_ns);

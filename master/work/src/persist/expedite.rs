@@ -1,13 +1,13 @@
 //! Parts of the namespace that somebody waits for: their changes are brought to the bucket without the usual delay, and
 //! what has failed before is tried again at once.
 //!
-//! A request is of the changes up to a number, and ends with the wait. It is kept nowhere but here: whoever waits keeps
-//! what it waits for.
+//! A request is of the changes up to a number, and ends with the wait ([`expedited_scopes`](super::expedited_scopes)).
+//! It is kept nowhere but here: whoever waits keeps what it waits for.
 
 use std::sync::Arc;
 
+use cavern_proto::master::PersistStatus;
 use cavern_state::{PendingDeletion, Tables};
-use tokio::time::Instant;
 
 use super::backlog::{Backlog, ChangeRange};
 use super::expedited_scopes::ExpeditedScope;
@@ -25,7 +25,7 @@ pub struct Expedited {
 
 impl Drop for Expedited {
     fn drop(&mut self) {
-        self.persistence.expedited.list.lock().retain(|request| !Arc::ptr_eq(request, &self.request));
+        self.persistence.expedited.remove(&self.request);
     }
 }
 
@@ -50,10 +50,21 @@ impl Expedited {
 impl Persistence {
     /// Brings the changes of a scope up to a number to the bucket now, until what is answered is dropped.
     pub fn expedite(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
-        let request = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
-        self.expedited.list.lock().push(request.clone());
-        self.expedited.begun.send_replace(());
-        Expedited { persistence: self.clone(), request }
+        Expedited { persistence: self.clone(), request: self.expedited.add(scope, up_to) }
+    }
+
+    /// As [`Self::status`], for whoever asks again and again until nothing is left: that is brought to the bucket now.
+    ///
+    /// # Errors
+    /// [`WorkError::NotFound`] for a path that leads nowhere.
+    pub async fn awaited_status(self: &Arc<Self>, path: &str, up_to: u64) -> Result<PersistStatus, WorkError> {
+        let scope = self.scope(path).await?;
+        self.expedited.ask(&scope, up_to);
+        let status = self.status(path, up_to).await?;
+        if status.files + status.deletions == 0 {
+            self.expedited.answer(&scope, up_to);
+        }
+        Ok(status)
     }
 
     /// What the bucket of a scope lacks now, and the number of the last change.
@@ -62,19 +73,20 @@ impl Persistence {
     }
 
     /// The intents that follow, and how soon each is to be worked off.
-    pub(super) async fn prioritized_intents(&self, after: u64) -> Result<Vec<DueIntent>, WorkError> {
-        let (expedited, rest) = (self.expedited.list.lock().clone(), self.rest_of_closed());
-        let (delay, reader) = (self.delay, self.lookups.reader.clone());
+    pub(super) async fn prioritized_intents(self: &Arc<Self>, after: u64) -> Result<Vec<DueIntent>, WorkError> {
+        let (expedited, rest) = (self.expedited.list(), self.rest_of_closed());
+        let persistence = self.clone();
         let read = self.lookups.reader.read(move |tables| {
             let mut paces = Priorities::new(&expedited);
             let intents = tables.intents(after, PAGE)?.into_iter();
             let paced = intents.map(|(inode, intent)| {
                 let priority = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
                 // Of those that have just changed, and of those that have not for long, it does not count.
-                let age = intents::age(reader.clock(), intent.changed_ns);
-                let is_asked = priority == Priority::Normal && age >= rest && age < delay;
-                let is_unfinished = is_asked && intents::is_unfinished(tables, inode)?;
-                Ok(DueIntent { inode, intent, priority, is_unfinished })
+                let age = intents::age(persistence.lookups.reader.clock(), intent.changed_ns);
+                let may_be_due = priority == Priority::Normal && age >= rest && age < persistence.delay;
+                let is_changing = persistence.changing.contains(inode);
+                let is_unfinished = (may_be_due || is_changing) && intents::is_unfinished(tables, inode)?;
+                Ok(DueIntent { inode, intent, priority, is_unfinished, is_closed: is_changing && !is_unfinished })
             });
             paced.collect()
         });
@@ -86,7 +98,7 @@ impl Persistence {
         &self,
         after: Option<(u32, String)>,
     ) -> Result<Vec<(PendingDeletion, Priority)>, WorkError> {
-        let (expedited, mounts) = (self.expedited.list.lock().clone(), self.lookups.mounts.clone());
+        let (expedited, mounts) = (self.expedited.list(), self.lookups.mounts.clone());
         let read = self.lookups.reader.read(move |tables: Tables<'_>| {
             let mut paces = Priorities::new(&expedited);
             let after = after.as_ref().map(|(mount, key)| (*mount, key.as_str()));

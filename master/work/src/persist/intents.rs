@@ -18,6 +18,7 @@ use cavern_state::outcome::Beginning;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::changing_files::AWAITED_PAUSE;
 use super::plan::{self, Portion, Step, Work, Write};
 use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED, REST_PART};
@@ -29,8 +30,6 @@ use crate::mounts::OpenMount;
 pub const PROPAGATED_MAX: u32 = 500;
 /// A worker reports the object that is in the way under a key; so often it is believed.
 const ROUNDS: usize = 4;
-/// While somebody waits, a file that is being written to is looked at again after so long.
-const CHANGING_PAUSE: Duration = Duration::from_secs(1);
 
 /// An intent, and what decides whether it is worked off now.
 pub(super) struct DueIntent {
@@ -39,6 +38,8 @@ pub(super) struct DueIntent {
     pub priority: Priority,
     /// It is a file that will probably change again: see [`is_unfinished`]. Known of those that may be due otherwise.
     pub is_unfinished: bool,
+    /// Its last upload was in vain, and nobody has it open to write to it any more.
+    pub is_closed: bool,
 }
 
 /// Whether one look at all intents has begun anything, and how much more it may begin.
@@ -71,6 +72,10 @@ pub(super) enum PersistOutcome {
     Later(Duration),
     /// It was written to meanwhile.
     Changing,
+    /// It was when some parts of it had been sent, by an upload that began then.
+    InVain {
+        began: Instant,
+    },
     Failed(FailureKind, String),
 }
 
@@ -84,7 +89,7 @@ impl Persistence {
     /// How long to rest after a look at everything, of which reading took so long and which found something to do or
     /// nothing. What is done is struck off the records, but must be passed over by whoever reads them again.
     pub(super) fn rest(&self, reading: Duration, busy: bool) -> Next {
-        let (shortest, rest) = match (self.expedited.list.lock().is_empty(), busy) {
+        let (shortest, rest) = match (self.expedited.is_empty(), busy) {
             (true, false) => (PAUSES.1, REST),
             (true, true) => (PAUSES.1, REST_BUSY),
             (false, _) => (PAUSES.0, REST_EXPEDITED),
@@ -112,7 +117,7 @@ impl Persistence {
     /// waits for its turn, and the rest of the pass is passed over, so that nothing that is awaited comes behind it.
     async fn start_if_due(self: &Arc<Self>, due: DueIntent, pass: &mut Pass) {
         let comes_first = due.priority != Priority::Normal || self.is_overdue(due.intent.first_ns);
-        if !comes_first && (pass.is_full || !self.is_due(&due)) {
+        if !comes_first && (pass.is_full || !self.is_due(&due)) || self.is_left_alone(&due) {
             return;
         }
         let DueIntent { inode, intent: IntentRecord { mount_id, .. }, priority, .. } = due;
@@ -135,7 +140,7 @@ impl Persistence {
     async fn background_permit(&self, makes_way: bool) -> Option<OwnedSemaphorePermit> {
         let mut begun = self.expedited.begun.subscribe();
         let permits = if makes_way { self.busy_permits.clone() } else { self.background_permits.clone() };
-        let is_awaited = !self.expedited.list.lock().is_empty();
+        let is_awaited = !self.expedited.is_empty();
         if is_awaited {
             return permits.try_acquire_owned().ok();
         }
@@ -150,6 +155,12 @@ impl Persistence {
     fn is_due(&self, due: &DueIntent) -> bool {
         let rest = if due.is_unfinished { self.delay } else { self.rest_of_closed() };
         self.is_older(due.intent.changed_ns, rest) && !self.recent.is_recent(due.inode)
+    }
+
+    /// Whether the last upload of a file was in vain, and the next one would probably be as well.
+    fn is_left_alone(&self, due: &DueIntent) -> bool {
+        let at_rest = || age(self.lookups.reader.clock(), due.intent.changed_ns);
+        self.changing.waits(due.inode, due.priority, due.is_closed.then(at_rest))
     }
 
     /// How long a file that is closed is left alone.
@@ -191,12 +202,19 @@ impl Persistence {
         loop {
             // Where the log does not take anything at the moment, whatever is begun anew finds things as they are.
             match self.step(inode, mount_id, pace, &permit).await.unwrap_or_else(PersistOutcome::from) {
-                PersistOutcome::Done => return turn.succeeded(),
+                PersistOutcome::Done => {
+                    self.changing.forget(inode);
+                    return turn.succeeded();
+                }
                 PersistOutcome::Again => turn.succeeded(),
                 PersistOutcome::Later(pause) => return turn.later(pause),
-                PersistOutcome::Changing if self.expedited.list.lock().is_empty() => return turn.later(self.delay),
+                PersistOutcome::Changing if self.expedited.is_empty() => return turn.later(self.delay),
                 // It may be what somebody waits for, perhaps since a moment ago.
-                PersistOutcome::Changing => return turn.later(self.delay.min(CHANGING_PAUSE)),
+                PersistOutcome::Changing => return turn.later(self.delay.min(AWAITED_PAUSE)),
+                PersistOutcome::InVain { began } => {
+                    self.changing.add(inode, pace, began);
+                    return turn.later(self.delay.min(AWAITED_PAUSE));
+                }
                 PersistOutcome::Failed(blame, error) => {
                     self.metrics.failures.inc();
                     tracing::debug!(inode, mount = mount_id, "not persisted: {error}");
@@ -338,7 +356,7 @@ impl Persistence {
         }
         let worker = self.choose(work, &write)?;
         for _ in 0..ROUNDS {
-            let request = work.content.request(work, &write);
+            let (request, began) = (work.content.request(work, &write), Instant::now());
             let reply = self.writer.persist(worker, request).await;
             let reply = reply.map_err(|error| PersistOutcome::Failed(FailureKind::Item, error))?;
             let failed = |blame: FailureKind| {
@@ -358,6 +376,7 @@ impl Persistence {
                 Status::VersionChanged => {
                     return Err(self.clear_the_way(mount, work.inode, &write.key, &reply.message).await?);
                 }
+                Status::Changed if reply.sent_bytes > 0 => return Err(PersistOutcome::InVain { began }),
                 Status::Changed => return Err(PersistOutcome::Changing),
                 Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await?),
                 Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await?),

@@ -9,7 +9,7 @@ use cavern_state::{PendingDeletion, Tables};
 use crate::error::WorkError;
 
 /// An inode and what lies below it.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scope {
     pub inode: u64,
     /// 0 above all mounts.

@@ -41,6 +41,7 @@ impl Persistence {
             change,
             lost_files: backlog.lost_files,
             lost: backlog.lost,
+            changing_files: backlog.changing_files,
         })
     }
 
@@ -65,7 +66,25 @@ impl Persistence {
         let all = sum(backlogs);
         let oldest = Duration::from_nanos(u64::try_from(self.age_ns(&all)).unwrap_or(0));
         self.metrics.set_backlog(all.files, all.bytes, all.deletions, oldest);
+        self.metrics.changing_files.set(i64::try_from(all.changing_files).unwrap_or(i64::MAX));
+        self.forget_changing().await?;
         Ok(Next::Rest)
+    }
+
+    /// Forgets files whose uploads were in vain and that have no changes any more: they went, or their mounts did.
+    async fn forget_changing(&self) -> Result<(), WorkError> {
+        let changing = self.changing.inodes();
+        let read = self.lookups.reader.read(move |tables| {
+            let mut gone = Vec::new();
+            for inode in changing {
+                if tables.intent(inode)?.is_none() {
+                    gone.push(inode);
+                }
+            }
+            Ok(gone)
+        });
+        read.await?.into_iter().for_each(|inode| self.changing.forget(inode));
+        Ok(())
     }
 
     /// Age of the oldest change; 0 without any.
@@ -123,6 +142,7 @@ impl Persistence {
                 backlog.files += 1;
                 backlog.bytes = backlog.bytes.saturating_add(unwritten_bytes(tables, inode)?);
                 backlog.older(intent.first_ns);
+                backlog.changing_files += u64::from(self.changing.contains(inode));
                 if self.retries.is_lost(inode, intent.change) {
                     backlog.lost_files += 1;
                     if backlog.lost.len() < LOST_LISTED {

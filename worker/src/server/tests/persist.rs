@@ -243,6 +243,42 @@ async fn a_file_that_is_written_to_meanwhile_is_not_made_an_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_upload_ends_when_its_file_is_written_to() {
+    let bench = Fixture::new("persist-vain").await;
+    let mut client = bench.unix().await;
+    // All behind that is zeros.
+    write(&mut client, &block(1, 0), &noise(1000)).await;
+    let ranges = vec![Range { offset: 0, length: 4096 }];
+    client.send(FrameKind::Reserve, &ReserveRequest { block: Some(block(1, 0)), ranges, ..Default::default() }).await;
+    let reserved: ReserveReply = client.receive().await.unwrap().decode(FrameKind::ReserveReply);
+    assert_eq!(reserved.status(), Status::Ok);
+    let file = File::from(client.descriptors.pop().unwrap());
+    let turns = bench.bucket.take_parts_by_turns();
+    let large = request("large", 1, 8 * BLOCK, &[0], 7);
+    client.send(FrameKind::Persist, &large).await;
+    // The bucket gets the first two parts, and four are on their way.
+    turns.add_permits(2);
+    let until = Instant::now() + PATIENCE;
+    while turns.available_permits() > 0 {
+        assert!(Instant::now() < until, "no part is sent");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    file.write_all_at(b"changed", 0).unwrap();
+    turns.add_permits(100);
+    let reply: PersistReply = client.receive().await.unwrap().decode(FrameKind::PersistReply);
+    assert_eq!(reply.status(), Status::Changed, "{}", reply.message);
+    assert!((2 * BLOCK..=6 * BLOCK).contains(&reply.sent_bytes), "{} bytes were sent", reply.sent_bytes);
+    tidied(&bench).await;
+    assert!(bench.bucket.keys().is_empty());
+    let reply = persist(&mut client, &large).await;
+    assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
+    let (object, _) = bench.bucket.object("large").unwrap();
+    assert!(object.len() as u64 == 8 * BLOCK && object.starts_with(b"changed"));
+    assert_eq!(object[7..1000], noise(1000)[7..]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_waits_for_any_more_is_given_up() {
     let bench = Fixture::new("persist-gone").await;
     let mut client = bench.tcp().await;
