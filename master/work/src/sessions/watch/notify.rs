@@ -32,12 +32,8 @@ impl ChangeListener for WatchHub {
             concerned.extend(self.notify_concerned(state, &changes, &together));
         }
         drop(numbered);
-        // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
-        let is_unknown = state.started.elapsed() < self.lease;
-        let number = if changes.are_strict && (is_unknown || !concerned.is_empty()) { state.seq } else { 0 };
-        if number != 0 {
-            concerned.into_iter().for_each(|(session, event)| state.invalidations.add(number, session, event));
-        }
+        let strict = changes.strict_mount;
+        let number = strict.map_or(0, |mount_id| self.wait_for_concerned(state, mount_id, concerned));
         state.watch_own_changes(&changes);
         // Whoever looks before that has claimed before, and whoever looks later finds who knows of the changes.
         for (session, directory) in state.delegations.changed(&changes) {
@@ -116,6 +112,20 @@ impl State {
 }
 
 impl WatchHub {
+    /// Has the answer to a change of a strict mount wait for the sessions that it concerns, whose client may see the
+    /// mount: others keep nobody waiting, whatever they say that they know. Gives its number; 0 where nobody is waited
+    /// for.
+    fn wait_for_concerned(&self, state: &mut State, mount_id: u32, mut concerned: Vec<(u64, u64)>) -> u64 {
+        concerned.retain(|(session, _)| self.may_see(state, mount_id, *session));
+        // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
+        let is_unknown = state.started.elapsed() < self.lease;
+        let number = if is_unknown || !concerned.is_empty() { state.seq } else { 0 };
+        for (session, event) in concerned {
+            state.invalidations.add(number, session, event);
+        }
+        number
+    }
+
     /// Puts each of the changes in the queues of the sessions that it concerns, and gives these with the last event of
     /// each, those among them whose stream is broken too.
     fn notify_concerned(&self, state: &mut State, changes: &Changes, list: &[(u64, &Change)]) -> Vec<(u64, u64)> {

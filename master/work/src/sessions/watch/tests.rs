@@ -380,7 +380,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     let reader_id = reader.id();
     next(&mut reader).await;
     hub.watch_name(reader_id, 7, b"n");
-    let strict = || Changes { are_strict: true, ..changes(vec![entry(7, false)], own.id()) };
+    let strict = || Changes { strict_mount: Some(1), ..changes(vec![entry(7, false)], own.id()) };
     let wait = async |change, until: &dyn Fn()| {
         let answered = tokio::spawn({
             let hub = hub.clone();
@@ -411,7 +411,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     assert_eq!(hub.changed(strict()), 0, "it knows nothing of that any more");
     hub.watch_name(reader_id, 7, b"n");
     drop(back);
-    let of_all = Changes { are_strict: true, ..changes(vec![Change::Inode(3)], own.id()) };
+    let of_all = Changes { strict_mount: Some(1), ..changes(vec![Change::Inode(3)], own.id()) };
     assert_ne!(hub.changed(of_all), 0, "of inodes with several names anybody may know, whose stream is broken too");
     hub.end(stranger.id());
     let lapse = || {
@@ -420,6 +420,47 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     };
     wait(hub.changed(strict()), &lapse).await;
     assert_eq!(hub.changed(changes(vec![Change::Mounts(1)], own.id())), 0, "nobody waits for other mounts");
+}
+
+#[tokio::test]
+async fn a_strict_change_waits_for_nobody_who_does_not_see_the_mount() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
+    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let [own, other] =
+        [0, 1].map(|at| hub.open("a", Before { owner: Some(&owners[at]), ..Before::default() }).unwrap());
+    // It may know anything, and takes nothing in.
+    hub.watch_inodes(other.id(), 0..100_000);
+    let strict = |mount_id| Changes { strict_mount: Some(mount_id), ..named(vec![Change::Inode(9)], &[9], 7) };
+    assert_eq!(master.changed(strict(1)), 0);
+    assert_eq!(master.changed(strict(2)), hub.seq(), "it sees another mount");
+    hub.acknowledge(other.id(), 0, hub.seq());
+    hub.watch_name(own.id(), 7, b"9");
+    let change = master.changed(strict(1));
+    assert_eq!(change, hub.seq());
+    let answered = tokio::spawn({
+        let hub = hub.clone();
+        async move { hub.wait_invalidated(&[change]).await }
+    });
+    while hub.state.lock().invalidations.asked() == 0 {
+        tokio::task::yield_now().await;
+    }
+    hub.acknowledge(own.id(), 0, change);
+    tokio::time::timeout(lease / 2, answered).await.unwrap().unwrap();
+
+    // Nor for one that has missed the change, and comes to a master that does not know what it knows.
+    for (owner, waited_for) in [(&owners[0], 1), (&owners[1], 0)] {
+        let new = hub_of(lease, &master);
+        let seen = Before { owner: Some(owner), applied_seq: change - 1, ..Before::of(5, true) };
+        let mut back = new.open("a", seen).unwrap();
+        assert!(matches!(kinds(&mut back).await[..], [Event::Resumed(_), Event::InodeChanged(9)]));
+        assert_eq!(new.state.lock().invalidations.pending().len(), waited_for);
+    }
 }
 
 /// A client that only reads is recorded nowhere. What it has cached is not known in a new term, and it believes it for
@@ -442,7 +483,7 @@ async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
     };
 
     // It is not back, and nobody else is concerned.
-    let strict = |parent| Changes { are_strict: true, ..changes(vec![entry(parent, false)], writer.id()) };
+    let strict = |parent| Changes { strict_mount: Some(1), ..changes(vec![entry(parent, false)], writer.id()) };
     let change = master.changed(strict(7));
     assert_eq!(change, new.seq());
     let (answer, again) = (asked(&new, change), asked(&new, ALL_BEFORE));
