@@ -6,6 +6,9 @@
 //! forget everything (`Reset`), which is always right. A tick each second carries the current number, so a client that
 //! receives ticks knows that it has missed nothing.
 //!
+//! A client that a mount is not there for any more forgets everything, too: until the mount is there again, it is told
+//! of no name in there.
+//!
 //! A stream that breaks may go on where it was, here or at another master, if all changes since are remembered
 //! ([`RecentChanges`](super::recent::RecentChanges)): the client keeps what it has cached. Otherwise it begins with a
 //! `Reset`.
@@ -651,9 +654,11 @@ impl WatchHub {
         Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
     }
 
-    fn reset_all(&self, state: &mut State) {
-        let seq = state.seq;
-        for (id, session) in &mut state.sessions {
+    /// Has the clients of these sessions forget everything, by an event of this number, in the place of what they have
+    /// yet to be sent.
+    fn reset(&self, seq: u64, state: &mut State, ids: &[u64]) {
+        for id in ids {
+            let Some(session) = state.sessions.get_mut(id) else { continue };
             state.watches.begin(*id);
             (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
             session.clear();

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use cavern_consensus::ChangeListener;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, WatchEvent};
-use cavern_state::{Change, Changes, InodeLocation};
+use cavern_security::Identity;
+use cavern_state::{Change, Changes, InodeLocation, RulesChange};
 
 use super::{QUEUE_EVENTS, State, WatchHub, event};
 
@@ -21,6 +22,9 @@ impl ChangeListener for WatchHub {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.seq = state.seq.max(changes.position);
+        for RulesChange { mount_id, .. } in &changes.rules {
+            self.reset_those(state, |owner| self.changes.visible.is_hidden_from(*mount_id, owner));
+        }
         if changes.list.is_empty() && changes.inodes.is_empty() && changes.seen.is_empty() {
             return 0;
         }
@@ -48,7 +52,7 @@ impl ChangeListener for WatchHub {
     }
 
     fn replaced(&self) {
-        self.reset_all(&mut self.state.lock());
+        self.reset_those(&mut self.state.lock(), |_| true);
     }
 }
 
@@ -112,6 +116,12 @@ impl State {
 }
 
 impl WatchHub {
+    /// Has the clients forget everything whose sessions are of such owners.
+    fn reset_those(&self, state: &mut State, is_one: impl Fn(Option<&Identity>) -> bool) {
+        let ids: Vec<u64> = state.sessions.keys().copied().filter(|id| is_one(state.owners.get(*id))).collect();
+        self.reset(state.seq, state, &ids);
+    }
+
     /// Has the answer to a change of a strict mount wait for the sessions that it concerns, whose client may see the
     /// mount: others keep nobody waiting, whatever they say that they know. Gives its number; 0 where nobody is waited
     /// for.
@@ -247,11 +257,7 @@ impl WatchHub {
         }
         self.log.behind(id, &session.client);
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
-        state.watches.begin(id);
-        (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
-        session.clear();
-        session.push(&self.reset_event(id, seq));
-        self.metrics.resets.inc();
+        self.reset(seq, state, &[id]);
     }
 }
 

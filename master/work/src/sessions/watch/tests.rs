@@ -760,6 +760,56 @@ async fn who_does_not_see_a_mount_keeps_nothing_in_it_from_being_deleted_or_froz
 }
 
 #[tokio::test]
+async fn who_does_not_see_a_mount_any_more_forgets_everything_and_knows_nothing_when_it_is_there_again() {
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(Duration::from_secs(60), &master);
+    let mut sessions = ["own", "other"].map(|name| {
+        let owner = Identity::new("c", Role::Client, name).unwrap();
+        hub.open(name, Before { owner: Some(&owner), ..Before::default() }).unwrap()
+    });
+    for session in &mut sessions {
+        next(session).await;
+        hub.watch_name(session.id(), 7, b"n");
+    }
+    let [own, other] = &mut sessions;
+    let shown_to = |before: Option<&str>, now: &str| {
+        let rules = |name: &str| vec![ClientRule { name: name.into(), ..ClientRule::default() }];
+        let rules = RulesChange { mount_id: 1, before: before.map(rules), now: rules(now) };
+        Changes { rules: vec![rules], ..changes(vec![Change::Mounts(2)], 0) }
+    };
+    let removed =
+        || Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false, mount_id: 1 };
+    let told = Event::Entry(EntryChanged { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0 });
+    master.changed(shown_to(None, "*"));
+    master.changed(shown_to(Some("*"), "own"));
+    assert_eq!(kinds(own).await, [Event::MountsEpoch(2), Event::MountsEpoch(2)]);
+    let events = next(other).await;
+    assert!(matches!(&events[0].event, Some(Event::Reset(reset)) if reset.session == other.id()), "{events:?}");
+    assert_eq!(events[1].event, Some(Event::MountsEpoch(2)));
+    assert!(events.len() == 2 && events[0].seq < events[1].seq, "{events:?}");
+    master.changed(changes(vec![removed()], 0));
+
+    // It is there again: what was learnt before does not stand, what is learnt now does.
+    master.changed(shown_to(Some("own"), "*"));
+    master.changed(changes(vec![removed()], 0));
+    hub.watch_name(other.id(), 7, b"n");
+    master.changed(changes(vec![removed()], 0));
+    assert_eq!(kinds(other).await, [Event::MountsEpoch(2), told.clone()]);
+    let expected = [told.clone(), Event::MountsEpoch(2), told.clone(), told.clone()];
+    assert_eq!(kinds(own).await, expected);
+
+    // One that is away meanwhile begins anew.
+    let (id, applied_seq) = (own.id(), hub.seq());
+    drop(sessions);
+    master.changed(shown_to(Some("*"), "other"));
+    master.changed(shown_to(Some("other"), "*"));
+    let owner = Identity::new("c", Role::Client, "own").unwrap();
+    let before = Before { owner: Some(&owner), applied_seq, ..Before::of(id, true) };
+    let mut back = hub.open("own", before).unwrap();
+    assert!(matches!(kinds(&mut back).await[..], [Event::Reset(_)]));
+}
+
+#[tokio::test]
 async fn what_others_change_while_the_state_decides_is_recalled() {
     let master: Arc<CurrentSessions> = Arc::default();
     let hub = hub_of(Duration::from_secs(60), &master);
