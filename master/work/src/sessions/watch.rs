@@ -660,6 +660,7 @@ impl WatchHub {
         for id in ids {
             let Some(session) = state.sessions.get_mut(id) else { continue };
             state.watches.begin(*id);
+            state.invalidations.reset(*id, seq);
             (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
             session.clear();
             session.push(&self.reset_event(*id, seq));

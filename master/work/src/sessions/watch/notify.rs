@@ -36,8 +36,7 @@ impl ChangeListener for WatchHub {
             concerned.extend(self.notify_concerned(state, &changes, &together));
         }
         drop(numbered);
-        let strict = changes.strict_mount;
-        let number = strict.map_or(0, |mount_id| self.wait_for_concerned(state, mount_id, concerned));
+        let number = self.wait_for_concerned(state, &changes, concerned);
         state.watch_own_changes(&changes);
         // Whoever looks before that has claimed before, and whoever looks later finds who knows of the changes.
         for (session, directory) in state.delegations.changed(&changes) {
@@ -122,10 +121,12 @@ impl WatchHub {
         self.reset(state.seq, state, &ids);
     }
 
-    /// Has the answer to a change of a strict mount wait for the sessions that it concerns, whose client may see the
-    /// mount: others keep nobody waiting, whatever they say that they know. Gives its number; 0 where nobody is waited
-    /// for.
-    fn wait_for_concerned(&self, state: &mut State, mount_id: u32, mut concerned: Vec<(u64, u64)>) -> u64 {
+    /// Has the answer to changes of a strict mount wait for the sessions that they concern, and for those that have yet
+    /// to forget everything, whose client may see the mount: others keep nobody waiting, whatever they say that they
+    /// know. Gives their number; 0 where nobody is waited for.
+    fn wait_for_concerned(&self, state: &mut State, changes: &Changes, mut concerned: Vec<(u64, u64)>) -> u64 {
+        let Some(mount_id) = changes.strict_mount else { return 0 };
+        concerned.extend(state.invalidations.resets().filter(|(session, _)| *session != changes.origin));
         concerned.retain(|(session, _)| self.may_see(state, mount_id, *session));
         // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
         let is_unknown = state.started.elapsed() < self.lease;

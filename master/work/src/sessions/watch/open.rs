@@ -84,6 +84,10 @@ impl WatchHub {
         }
         let knows_earlier = before.knows_inodes || goes_on;
         let reset_seq = if knows_earlier && missed.is_none() { seq } else { 0 };
+        if goes_on && missed.is_none() {
+            // For as long as it has not heard of that, its client believes what it has cached.
+            state.invalidations.reset(id, seq);
+        }
         let mut queue = VecDeque::from([match &missed {
             Some(missed) => self.resumed_event(id, before.applied_seq, missed.last().map_or(0, |last| last.seq)),
             None => self.reset_event(id, seq),

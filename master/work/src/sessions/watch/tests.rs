@@ -32,6 +32,13 @@ fn changes(list: Vec<Change>, origin: u64) -> Changes {
     Changes { position, origin, list, ..Changes::default() }
 }
 
+/// A mount is there for clients of another name from now on.
+fn shown_to(mount_id: u32, before: Option<&str>, now: &str) -> Changes {
+    let rules = |name: &str| vec![ClientRule { name: name.into(), ..ClientRule::default() }];
+    let change = RulesChange { mount_id, before: before.map(rules), now: rules(now) };
+    Changes { rules: vec![change], ..changes(vec![Change::Mounts(2)], 0) }
+}
+
 /// Of inodes that each have one name, their number, below another.
 fn named(list: Vec<Change>, inodes: &[u64], parent: u64) -> Changes {
     let place =
@@ -463,6 +470,50 @@ async fn a_strict_change_waits_for_nobody_who_does_not_see_the_mount() {
     }
 }
 
+#[tokio::test]
+async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let owners = ["own", "reader"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let open = |at: usize, before| hub.open("a", Before { owner: Some(&owners[at]), ..before }).unwrap();
+    let (own, mut reader) = (open(0, Before::default()), open(1, Before::default()));
+    let id = reader.id();
+    let strict = |mount_id| Changes { strict_mount: Some(mount_id), ..named(vec![Change::Inode(9)], &[9], 7) };
+    let pending = || hub.state.lock().invalidations.pending();
+    next(&mut reader).await;
+    hub.watch_name(id, 7, b"9");
+    master.changed(shown_to(1, Some("*"), "own"));
+
+    // What it knew is not known any more, in other mounts neither, and it shows that until it has heard.
+    let change = master.changed(strict(2));
+    assert_eq!((change, pending()), (hub.seq(), vec![change]));
+    let reset = next(&mut reader).await[0].seq;
+    hub.acknowledge(id, reset, reset - 1);
+    assert_eq!(pending(), [change]);
+    hub.acknowledge(id, reset, reset);
+    assert!(pending().is_empty());
+    assert_eq!(master.changed(strict(2)), 0);
+
+    // Nobody waits for himself.
+    master.changed(shown_to(1, Some("own"), "reader"));
+    let by_itself = named(vec![Change::Inode(8)], &[8], 7);
+    assert_eq!(master.changed(Changes { strict_mount: Some(2), origin: own.id(), ..by_itself }), 0);
+    assert_eq!(master.changed(strict(2)), hub.seq());
+    hub.acknowledge(own.id(), 0, hub.seq());
+    assert!(pending().is_empty());
+
+    // One that is back, and is told to forget everything; and one that is over.
+    drop(reader);
+    assert_eq!(master.changed(strict(2)), 0, "it knows nothing");
+    let back = open(1, Before::of(id, false));
+    assert_eq!((back.id(), master.changed(strict(2))), (id, hub.seq()));
+    hub.end(id);
+    assert!(pending().is_empty());
+    assert_eq!(master.changed(strict(2)), 0);
+}
+
 /// A client that only reads is recorded nowhere. What it has cached is not known in a new term, and it believes it for
 /// a lease.
 #[tokio::test]
@@ -772,16 +823,11 @@ async fn who_does_not_see_a_mount_any_more_forgets_everything_and_knows_nothing_
         hub.watch_name(session.id(), 7, b"n");
     }
     let [own, other] = &mut sessions;
-    let shown_to = |before: Option<&str>, now: &str| {
-        let rules = |name: &str| vec![ClientRule { name: name.into(), ..ClientRule::default() }];
-        let rules = RulesChange { mount_id: 1, before: before.map(rules), now: rules(now) };
-        Changes { rules: vec![rules], ..changes(vec![Change::Mounts(2)], 0) }
-    };
     let removed =
         || Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false, mount_id: 1 };
     let told = Event::Entry(EntryChanged { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0 });
-    master.changed(shown_to(None, "*"));
-    master.changed(shown_to(Some("*"), "own"));
+    master.changed(shown_to(1, None, "*"));
+    master.changed(shown_to(1, Some("*"), "own"));
     assert_eq!(kinds(own).await, [Event::MountsEpoch(2), Event::MountsEpoch(2)]);
     let events = next(other).await;
     assert!(matches!(&events[0].event, Some(Event::Reset(reset)) if reset.session == other.id()), "{events:?}");
@@ -790,7 +836,7 @@ async fn who_does_not_see_a_mount_any_more_forgets_everything_and_knows_nothing_
     master.changed(changes(vec![removed()], 0));
 
     // It is there again: what was learnt before does not stand, what is learnt now does.
-    master.changed(shown_to(Some("own"), "*"));
+    master.changed(shown_to(1, Some("own"), "*"));
     master.changed(changes(vec![removed()], 0));
     hub.watch_name(other.id(), 7, b"n");
     master.changed(changes(vec![removed()], 0));
@@ -801,8 +847,8 @@ async fn who_does_not_see_a_mount_any_more_forgets_everything_and_knows_nothing_
     // One that is away meanwhile begins anew.
     let (id, applied_seq) = (own.id(), hub.seq());
     drop(sessions);
-    master.changed(shown_to(Some("*"), "other"));
-    master.changed(shown_to(Some("other"), "*"));
+    master.changed(shown_to(1, Some("*"), "other"));
+    master.changed(shown_to(1, Some("other"), "*"));
     let owner = Identity::new("c", Role::Client, "own").unwrap();
     let before = Before { owner: Some(&owner), applied_seq, ..Before::of(id, true) };
     let mut back = hub.open("own", before).unwrap();
