@@ -93,6 +93,8 @@ struct State {
     watches: WatchRegistry,
     delegations: Arc<DirectoryDelegations>,
     invalidations: PendingInvalidations,
+    /// When it changed last whom a mount is there for.
+    rules_changed: HashMap<u32, Instant>,
     pause_detector: PauseDetector,
     closed: bool,
     /// Streams opened so far.
@@ -149,6 +151,12 @@ impl State {
                 self.courtesy.end(session);
             }
         }
+    }
+
+    /// Whether whom a mount is there for changed within a lease. Clients that it was there for before may still show
+    /// what they had cached of it: they forget that a moment later, or when they are back.
+    fn has_new_rules(&self, mount_id: u32, lease: Duration) -> bool {
+        self.rules_changed.get(&mount_id).is_some_and(|at| at.elapsed() < lease)
     }
 
     /// Whether no session that counts is on its way to another stream.
@@ -249,6 +257,7 @@ impl WatchHub {
             watches: WatchRegistry::default(),
             delegations: changes.delegations(),
             invalidations: PendingInvalidations::default(),
+            rules_changed: HashMap::new(),
             pause_detector: PauseDetector::now(),
             closed: false,
             streams: 0,

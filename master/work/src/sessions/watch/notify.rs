@@ -11,6 +11,7 @@ use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, WatchEvent};
 use cavern_security::Identity;
 use cavern_state::{Change, Changes, InodeLocation, RulesChange};
+use tokio::time::Instant;
 
 use super::{QUEUE_EVENTS, State, WatchHub, event};
 
@@ -22,7 +23,10 @@ impl ChangeListener for WatchHub {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.seq = state.seq.max(changes.position);
-        for RulesChange { mount_id, .. } in &changes.rules {
+        for RulesChange { mount_id, before, .. } in &changes.rules {
+            if before.is_some() {
+                state.rules_changed.insert(*mount_id, Instant::now());
+            }
             self.reset_those(state, |owner| self.changes.visible.is_hidden_from(*mount_id, owner));
         }
         if changes.list.is_empty() && changes.inodes.is_empty() && changes.seen.is_empty() {
@@ -122,12 +126,14 @@ impl WatchHub {
     }
 
     /// Has the answer to changes of a strict mount wait for the sessions that they concern, and for those that have yet
-    /// to forget everything, whose client may see the mount: others keep nobody waiting, whatever they say that they
-    /// know. Gives their number; 0 where nobody is waited for.
+    /// to forget everything. Whose client may not see the mount, and could not a lease ago, keeps nobody waiting,
+    /// whatever it says that it knows. Gives their number; 0 where nobody is waited for.
     fn wait_for_concerned(&self, state: &mut State, changes: &Changes, mut concerned: Vec<(u64, u64)>) -> u64 {
         let Some(mount_id) = changes.strict_mount else { return 0 };
         concerned.extend(state.invalidations.resets().filter(|(session, _)| *session != changes.origin));
-        concerned.retain(|(session, _)| self.may_see(state, mount_id, *session));
+        if !state.has_new_rules(mount_id, self.lease) {
+            concerned.retain(|(session, _)| self.may_see(state, mount_id, *session));
+        }
         // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
         let is_unknown = state.started.elapsed() < self.lease;
         let number = if is_unknown || !concerned.is_empty() { state.seq } else { 0 };

@@ -514,6 +514,53 @@ async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
     assert_eq!(master.changed(strict(2)), 0);
 }
 
+#[tokio::test]
+async fn a_strict_change_waits_for_whoever_saw_the_mount_a_moment_ago() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let [there, away] = ["there", "away"].map(|name| {
+        let owner = Identity::new("c", Role::Client, name).unwrap();
+        let session = hub.open(name, Before { owner: Some(&owner), ..Before::default() }).unwrap();
+        hub.watch_name(session.id(), 7, b"9");
+        session
+    });
+    let strict = || Changes { strict_mount: Some(1), ..named(vec![Change::Inode(9)], &[9], 7) };
+    let pending = || hub.state.lock().invalidations.pending();
+    let id = away.id();
+    drop(away);
+    master.changed(shown_to(1, Some("*"), "nobody"));
+    // One has not heard of that yet, and the other believes what it has for a lease.
+    let change = master.changed(strict());
+    assert_eq!((change, pending()), (hub.seq(), vec![change]));
+    hub.acknowledge(there.id(), 0, change);
+    assert_eq!(pending(), [change]);
+    hub.state.lock().invalidations.gone(id);
+    assert!(pending().is_empty());
+    assert_eq!(master.changed(strict()), hub.seq());
+    hub.state.lock().rules_changed.values_mut().for_each(|at| *at -= lease);
+    assert_eq!(master.changed(strict()), 0);
+}
+
+#[tokio::test]
+async fn whoever_saw_a_mount_a_moment_ago_keeps_others_from_holding_what_is_in_it() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let [own, other] =
+        [0, 1].map(|at| hub.open("a", Before { owner: Some(&owners[at]), ..Before::default() }).unwrap());
+    let known = || known_of_directory(&hub, 1, own.id(), None);
+    hub.watch_directory(other.id(), 7);
+    drop(other);
+    master.changed(shown_to(1, Some("*"), "own"));
+    assert_eq!(known(), None, "it has not heard that it is to forget that");
+    hub.state.lock().rules_changed.values_mut().for_each(|at| *at -= lease);
+    assert_eq!(known(), Some((false, vec![])));
+}
+
 /// A client that only reads is recorded nowhere. What it has cached is not known in a new term, and it believes it for
 /// a lease.
 #[tokio::test]
