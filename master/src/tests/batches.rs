@@ -288,7 +288,7 @@ fn replay(commands: &[Kind], is_last: impl Fn(usize) -> bool) -> Result {
 fn shown(changes: &Changes) -> String {
     let mut inodes: Vec<_> = changes.inodes.iter().collect();
     inodes.sort_by_key(|(inode, _)| **inode);
-    format!("{:?} {:?} {:?} {} {inodes:?}", changes.origin, changes.list, changes.seen, changes.are_strict)
+    format!("{:?} {:?} {:?} {:?} {inodes:?}", changes.origin, changes.list, changes.seen, changes.strict_mount)
 }
 
 proptest! {

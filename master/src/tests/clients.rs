@@ -745,14 +745,15 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     master.indexed(&beside).await;
     assert_eq!(told(&watch, &mut a).await, ["beside"]);
     assert_eq!(told(&watch, &mut b).await, ["beside", "g"]);
-    // Who may see it from now on is told that it is there, as is who might until now.
+    // Who may see it from now on is told that it is there, and who might until now forgets everything.
     let of = |names: &[(&str, bool)]| {
         let clients = cavern_proto::master::ClientRules { rules: rules(names) };
         let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
         master.services().update_mount(self::of(Role::Admin, "x", update))
     };
     of(&[("b", false)]).await.unwrap();
-    assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["m".to_owned()], vec!["m".to_owned()]));
+    assert_eq!(told(&watch, &mut a).await, [EVERYTHING]);
+    assert_eq!(told(&watch, &mut b).await, ["m"]);
     let seen = watch.seq();
     assert_eq!(change(&master, "b", create(mount.root_inode, "another", Kind::File)).await, 0);
     let id = a.id();
@@ -772,6 +773,9 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["hidden".to_owned()], vec![]));
 }
 
+/// In the place of a name.
+const EVERYTHING: &str = "everything";
+
 /// Names that a session has been told of.
 async fn told(watch: &WatchHub, session: &mut SessionStream) -> Vec<String> {
     let mut names = Vec::new();
@@ -781,6 +785,7 @@ async fn told(watch: &WatchHub, session: &mut SessionStream) -> Vec<String> {
         for event in session.next().await.unwrap().iter().flat_map(|events| events.iter()) {
             match event.event.clone().unwrap() {
                 Event::Entry(entry) => names.push(Some(String::from_utf8(entry.name.to_vec()).unwrap())),
+                Event::Reset(_) => names.push(Some(EVERYTHING.to_owned())),
                 Event::Tick(_) => names.push(None),
                 _ => {}
             }

@@ -58,8 +58,9 @@ pub struct Changes {
     pub list: Vec<Change>,
     /// Names that whoever asked has just learnt of, though they are not changed by this.
     pub seen: Vec<(u64, Bytes)>,
-    /// They are of a strict mount: whoever asked is answered when nobody has anything cached that they made untrue.
-    pub are_strict: bool,
+    /// The strict mount that they are of: whoever asked is answered when nobody whom that is there for has anything
+    /// cached that they made untrue.
+    pub strict_mount: Option<u32>,
     /// Where the inodes are that they are about, and that were deleted.
     pub inodes: HashMap<u64, InodeLocation>,
     /// Directories delegated to a session from now on, or no longer. They have no numbers: clients are not told of

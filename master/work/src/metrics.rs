@@ -184,8 +184,7 @@ impl Default for MasterMetrics {
             views: ViewMetrics::register(&registry),
             gauges: Gauges::register(&registry),
             events: registry.counter("master_events", "Events sent to sessions"),
-            resets: registry
-                .counter("master_session_resets", "Sessions that had to forget everything: too many events"),
+            resets: registry.counter("master_session_resets", "Sessions that had to forget everything"),
             registry,
         }
     }

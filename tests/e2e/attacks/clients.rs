@@ -120,6 +120,31 @@ fn a_mount_is_there_for_those_clients_that_it_is_for() {
     fs::write(work.join("h"), "again").unwrap();
 }
 
+#[test]
+fn a_mount_that_is_there_again_is_shown_as_it_has_become_meanwhile() {
+    let cluster = Cluster::up(Options { secure: true, more_mounts: vec!["second"], ..Options::default() });
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
+    let [own, other] = [0, 1].map(|mount| cluster.at_start.fuse[mount].mount_point.join("work"));
+    fs::create_dir_all(own.join("a/b")).unwrap();
+    fs::write(own.join("a/b/f"), "before").unwrap();
+    let names = || {
+        let entries = fs::read_dir(other.join("a/b")).ok()?;
+        Some(entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>())
+    };
+    eventually("the other client knows the file", PATIENCE, || (names()? == ["f"]).then_some(()));
+    assert_eq!(fs::read_to_string(other.join("a/b/f")).unwrap(), "before");
+
+    let rules = ["mount", "update", "/work", "--client", "fuse0"];
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+    until_there(&other, false);
+    fs::rename(own.join("a/b/f"), own.join("a/b/g")).unwrap();
+    cluster.cv(&["mount", "update", "/work", "--all-clients"]);
+    until_there(&other, true);
+    assert_eq!(errno(fs::metadata(other.join("a/b/f"))), Some(Errno::NOENT.raw_os_error()));
+    assert_eq!(names().unwrap(), ["g"]);
+}
+
 /// A session of somebody, or one that he takes up, and what it lasts as long as.
 fn open_session(
     somebody: &Somebody,

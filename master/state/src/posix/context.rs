@@ -231,7 +231,9 @@ impl MutationContext<'_, '_> {
         if let Some(LimitedUser { user, .. }) = &self.limited {
             self.caller.owner = (user.uid, user.gid);
         }
-        self.tx.changes.are_strict |= mount.consistency() == Consistency::Strict;
+        if mount.consistency() == Consistency::Strict {
+            self.tx.changes.strict_mount = Some(mount.id);
+        }
         (self.mount, self.access) = (mount, access);
         Ok(record)
     }

@@ -33,8 +33,8 @@ const OPEN_REFS_MAX: usize = 1000;
 const NUMBERS_MAX: u32 = 65_536;
 /// Directories of one mutation that lets go of them.
 const RETURN_MAX: usize = 10_000;
-/// Held directories of a mount that are looked at, whether they are in one that is to be held.
-const HELD_MAX: usize = 4096;
+/// Names of a directory that is to be held, or directories that others hold, that are looked at.
+const LOOKED_AT_MAX: usize = 1000;
 
 impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
@@ -195,20 +195,32 @@ impl MutationContext<'_, '_> {
     }
 
     /// Whether another session holds a directory in this one, and so answers what changes its attributes; or may, where
-    /// too many are held.
+    /// both the names here and the directories that others hold are too many to be looked at.
     fn is_held_below(&self, directory: u64, record: &InodeRecord) -> Result<bool> {
         let (tables, session) = (self.tx.before(), self.caller.session);
-        let is_alone = self.tx.counters.delegations == tables.delegation_count(session)?;
-        if is_alone || records::links(record) <= 2 {
+        let others = self.tx.counters.delegations.saturating_sub(tables.delegation_count(session)?);
+        if others == 0 || records::links(record) <= 2 {
             return Ok(false);
         }
-        let held = tables.delegations_in(self.mount.id, HELD_MAX)?;
-        for other in held.iter().filter(|held| held.session != session) {
-            if tables.inode(other.directory)?.is_some_and(|record| record.parent == directory) {
-                return Ok(true);
+        if others > LOOKED_AT_MAX as u64 || record.entries.is_some_and(|names| names < others) {
+            let (entries, is_last) = tables.entries(directory, None, LOOKED_AT_MAX)?;
+            for (_, entry) in entries.iter().filter(|(_, entry)| entry.kind() == Kind::Directory) {
+                if tables.holder(self.mount.id, entry.inode)?.is_some_and(|holder| holder != session) {
+                    return Ok(true);
+                }
+            }
+            return Ok(!is_last);
+        }
+        for row in tables.rows(schema::DelegationCounts, ()) {
+            let holder = row?.key()?;
+            let limit = if holder == session { 0 } else { LOOKED_AT_MAX };
+            for held in tables.directories_of(holder, limit)? {
+                if tables.inode(held.directory)?.is_some_and(|record| record.parent == directory) {
+                    return Ok(true);
+                }
             }
         }
-        Ok(held.len() == HELD_MAX)
+        Ok(false)
     }
 
     /// Whether the session may come to hold a directory, or one in it.

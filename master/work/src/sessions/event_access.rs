@@ -64,6 +64,15 @@ impl VisibleMounts {
         self.lets(mount_id, owner, |access| access == ClientAccess::Full)
     }
 
+    /// Whether a mount whose rules change was there for whoever has opened a session, and is not any more.
+    pub(super) fn is_hidden_from(&self, mount_id: u32, owner: Option<&Identity>) -> bool {
+        let Some(client) = owner.and_then(Identity::client_name) else { return false };
+        self.0.read().get(&mount_id).is_some_and(|Rules { now, before }| {
+            let sees = |mount: &Mount| mount.access_of(client).can_see();
+            before.as_ref().is_some_and(sees) && !sees(now)
+        })
+    }
+
     fn lets(&self, mount_id: u32, owner: Option<&Identity>, is_enough: impl Fn(ClientAccess) -> bool) -> bool {
         let Some(client) = owner.and_then(Identity::client_name) else { return true };
         self.0.read().get(&mount_id).is_none_or(|Rules { now, before }| {

@@ -10,6 +10,9 @@ pub(super) struct PendingInvalidations {
     changes: HashMap<u64, Pending>,
     /// Of each session, in order: the number of the event after which it has let go, and the change.
     sessions: HashMap<u64, VecDeque<(u64, u64)>>,
+    /// Sessions whose clients are told to forget everything, and by which event. Before they have let go of that, they
+    /// may have anything cached that a change makes untrue.
+    resets: HashMap<u64, u64>,
 }
 
 #[derive(Debug, Default)]
@@ -22,6 +25,7 @@ impl PendingInvalidations {
     /// A change concerns a session, whose last event of it has this number.
     pub(super) fn add(&mut self, change: u64, session: u64, event: u64) {
         let waiting = self.sessions.entry(session).or_default();
+        let event = waiting.back().map_or(event, |(last, _)| event.max(*last));
         match waiting.back_mut() {
             // It was concerned by an earlier part of the same change.
             Some((last, of)) if *of == change => *last = event,
@@ -32,8 +36,21 @@ impl PendingInvalidations {
         }
     }
 
+    /// The client of a session is told to forget everything, by this event.
+    pub(super) fn reset(&mut self, session: u64, event: u64) {
+        self.resets.insert(session, event);
+    }
+
+    /// The sessions that have yet to let go of everything, and the event after which they have.
+    pub(super) fn resets(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.resets.iter().map(|(session, event)| (*session, *event))
+    }
+
     /// A session keeps nothing that the events up to this one made untrue.
     pub(super) fn acknowledge(&mut self, session: u64, upto: u64) {
+        if self.resets.get(&session).is_some_and(|event| *event <= upto) {
+            self.resets.remove(&session);
+        }
         let Some(waiting) = self.sessions.get_mut(&session) else { return };
         while let Some((_, change)) = waiting.pop_front_if(|(event, _)| *event <= upto) {
             Self::settle(&mut self.changes, change);
@@ -104,5 +121,26 @@ mod tests {
         pending.gone(2);
         assert!(asked[1].try_recv().is_ok());
         assert!(pending.changes.is_empty() && pending.sessions.is_empty());
+    }
+
+    #[test]
+    fn who_is_to_forget_everything_may_know_anything_until_it_has() {
+        let mut pending = PendingInvalidations::default();
+        let resets = |pending: &PendingInvalidations| pending.resets().collect::<Vec<_>>();
+        pending.reset(1, 5);
+        pending.reset(1, 7);
+        pending.acknowledge(1, 6);
+        assert_eq!(resets(&pending), [(1, 7)]);
+        // One that concerns it by itself, and another one because of that.
+        pending.add(9, 1, 9);
+        pending.add(9, 1, 7);
+        pending.add(12, 1, 7);
+        pending.acknowledge(1, 7);
+        assert_eq!((resets(&pending), pending.pending()), (vec![], vec![9, 12]), "it lets go of all in order");
+        pending.acknowledge(1, 9);
+        assert!(pending.pending().is_empty());
+        pending.reset(2, 20);
+        pending.gone(2);
+        assert!(resets(&pending).is_empty());
     }
 }

@@ -12,8 +12,8 @@ const REMEMBERED: usize = 65_536;
 pub(super) struct Recent {
     pub seq: u64,
     pub origin: u64,
-    /// Of a strict mount: the number of the change that its answer waits for; else 0.
-    pub strict: u64,
+    /// Of a strict mount: the number of the change that its answer waits for, and the mount.
+    pub strict: Option<(u64, u32)>,
     pub change: Change,
 }
 
@@ -34,7 +34,7 @@ impl RecentChanges {
         // What was applied before this process began is unknown.
         let mut floor = *self.floor.get_or_insert(changes.position);
         self.last = self.last.max(changes.position);
-        let strict = if changes.are_strict { changes.numbered().last().map_or(0, |(last, _)| last) } else { 0 };
+        let strict = changes.numbered().last().map(|(last, _)| last).zip(changes.strict_mount);
         for (seq, change) in changes.numbered() {
             if self.changes.len() == REMEMBERED
                 && let Some(oldest) = self.changes.pop_front()

@@ -6,6 +6,9 @@
 //! forget everything (`Reset`), which is always right. A tick each second carries the current number, so a client that
 //! receives ticks knows that it has missed nothing.
 //!
+//! A client that a mount is not there for any more forgets everything, too: until the mount is there again, it is told
+//! of no name in there.
+//!
 //! A stream that breaks may go on where it was, here or at another master, if all changes since are remembered
 //! ([`RecentChanges`](super::recent::RecentChanges)): the client keeps what it has cached. Otherwise it begins with a
 //! `Reset`.
@@ -90,6 +93,8 @@ struct State {
     watches: WatchRegistry,
     delegations: Arc<DirectoryDelegations>,
     invalidations: PendingInvalidations,
+    /// When it changed last whom a mount is there for.
+    rules_changed: HashMap<u32, Instant>,
     pause_detector: PauseDetector,
     closed: bool,
     /// Streams opened so far.
@@ -146,6 +151,12 @@ impl State {
                 self.courtesy.end(session);
             }
         }
+    }
+
+    /// Whether whom a mount is there for changed within a lease. Clients that it was there for before may still show
+    /// what they had cached of it: they forget that a moment later, or when they are back.
+    fn has_new_rules(&self, mount_id: u32, lease: Duration) -> bool {
+        self.rules_changed.get(&mount_id).is_some_and(|at| at.elapsed() < lease)
     }
 
     /// Whether no session that counts is on its way to another stream.
@@ -246,6 +257,7 @@ impl WatchHub {
             watches: WatchRegistry::default(),
             delegations: changes.delegations(),
             invalidations: PendingInvalidations::default(),
+            rules_changed: HashMap::new(),
             pause_detector: PauseDetector::now(),
             closed: false,
             streams: 0,
@@ -651,10 +663,13 @@ impl WatchHub {
         Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
     }
 
-    fn reset_all(&self, state: &mut State) {
-        let seq = state.seq;
-        for (id, session) in &mut state.sessions {
+    /// Has the clients of these sessions forget everything, by an event of this number, in the place of what they have
+    /// yet to be sent.
+    fn reset(&self, seq: u64, state: &mut State, ids: &[u64]) {
+        for id in ids {
+            let Some(session) = state.sessions.get_mut(id) else { continue };
             state.watches.begin(*id);
+            state.invalidations.reset(*id, seq);
             (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
             session.clear();
             session.push(&self.reset_event(*id, seq));

@@ -12,8 +12,8 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{
-    AdoptListing, AttachMount, Command, CountUsage, EndSessionStep, Expire, ImportExternalChange, InitCluster,
-    ListedEntry, Mutate, RemoveMount,
+    AdoptListing, AttachMount, Command, CountUsage, DentryRecord, EndSessionStep, Expire, ImportExternalChange,
+    InitCluster, ListedEntry, Mutate, RemoveMount,
 };
 use prost::Message as _;
 use rocksdb::IteratorMode;
@@ -164,6 +164,44 @@ impl Fixture {
         self.tables().holder(self.mount.id, directory).unwrap()
     }
 
+    /// Changes the state without a command.
+    fn write(&self, change: impl FnOnce(&mut Transaction<'_>)) {
+        let mut transaction = Transaction::new(&self.database).unwrap();
+        change(&mut transaction);
+        let (writes, _) = transaction.finish().unwrap();
+        self.database.write(writes.into_batch(&self.database)).unwrap();
+        self.check();
+    }
+
+    /// Gives a directory so many more names, of files.
+    fn add_names(&self, directory: u64, count: u64) {
+        self.write(|transaction| {
+            for number in 0..count {
+                let record = DentryRecord { inode: u64::MAX - number, kind: Kind::File as i32 };
+                transaction.put_dentry(directory, format!("file {number}").as_bytes(), record);
+            }
+            let mut record = transaction.inode(directory).unwrap().unwrap();
+            records::count_entries(&mut record, count as i64);
+            transaction.put_inode(directory, record);
+        });
+    }
+
+    /// Makes so many directories in another one, and has a session hold them.
+    fn hold_many(&self, session: u64, parent: u64, count: u64) {
+        self.write(|transaction| {
+            let mount_id = self.mount.id;
+            for number in 0..count {
+                let record = records::directory_record(parent, name(&number.to_string()), mount_id, NOW);
+                let directory = transaction.create_inode(record);
+                transaction.put(schema::DirectoryDelegations, (mount_id, directory), &session);
+                transaction.put(schema::SessionDelegations, (session, directory), &mount_id);
+            }
+            let before = transaction.before().delegation_count(session).unwrap();
+            transaction.put(schema::DelegationCounts, session, &(before + count));
+            transaction.counters.delegations += count;
+        });
+    }
+
     /// All of the state but results, and the sessions that have them.
     fn dump(&self) -> Vec<(Family, Vec<u8>, Vec<u8>)> {
         let mut dump = Vec::new();
@@ -274,12 +312,43 @@ fn a_directory_that_was_there_is_held_when_the_leader_lets_and_nobody_has_it() {
     assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant)).delegated, "below a quota");
     assert!(announced(&mut bench).is_empty(), "nobody is told to forget it for that");
     bench.done(OTHER, Change::SetQuota(SetQuota { inode: root, max_bytes: None, max_inodes: None }));
-    let mut transaction = Transaction::new(&bench.database).unwrap();
-    let record = transaction.inode(d).unwrap().unwrap();
-    transaction.update_inode(d, InodeRecord { listed_ns: 0, ..record });
-    let (writes, _) = transaction.finish().unwrap();
-    bench.database.write(writes.into_batch(&bench.database)).unwrap();
+    bench.write(|transaction| {
+        let record = transaction.inode(d).unwrap().unwrap();
+        transaction.update_inode(d, InodeRecord { listed_ns: 0, ..record });
+    });
     assert!(!bench.change(HOLDER, wish(d, AcquireStep::Grant)).delegated, "not all of its names are known");
+}
+
+#[test]
+fn a_directory_is_held_when_no_other_session_holds_one_in_it_however_many_are_held_elsewhere() {
+    const MANY: u64 = LOOKED_AT_MAX as u64;
+    let mut bench = Fixture::new();
+    let root = bench.root;
+    let mut made = |parent, text: &str| bench.done(OTHER, create(parent, text, Kind::Directory));
+    let (few, many, elsewhere) = (made(root, "few"), made(root, "many"), made(root, "elsewhere"));
+    let (in_few, in_many) = (made(few, "inner"), made(many, "inner"));
+    bench.add_names(many, MANY);
+    let is_granted = |bench: &mut Fixture, directory| {
+        let result = bench.change(HOLDER, wish(directory, AcquireStep::Grant));
+        assert_eq!(result.errno, 0, "{}", result.reason);
+        bench.done(HOLDER, let_go(&[directory]));
+        result.delegated
+    };
+    // What the session holds itself counts for nothing.
+    bench.hold_many(HOLDER, elsewhere, 5 * MANY);
+    bench.hold_many(OTHER, elsewhere, 1);
+    assert!(is_granted(&mut bench, few) && is_granted(&mut bench, many));
+    bench.hold_many(OTHER, elsewhere, MANY - 2);
+    assert!(bench.change(OTHER, wish(in_many, AcquireStep::Grant)).delegated);
+    assert!(is_granted(&mut bench, few) && !is_granted(&mut bench, many), "it is found among what others hold");
+    bench.done(OTHER, let_go(&[in_many]));
+    assert!(is_granted(&mut bench, many));
+
+    bench.hold_many(OTHER, elsewhere, 2);
+    assert!(is_granted(&mut bench, few), "it has few names");
+    assert!(!is_granted(&mut bench, many), "nobody looks at so many, neither here nor there");
+    assert!(bench.change(OTHER, wish(in_few, AcquireStep::Grant)).delegated);
+    assert!(!is_granted(&mut bench, few), "it is found by its name");
 }
 
 #[test]

@@ -23,7 +23,7 @@ impl WatchHub {
 
     /// What other sessions than this one may know of a directory of a mount; `None` when that may be something that is
     /// in it, or is not. Whoever has let go of what it knew up to the event `announced` knows no attributes, and
-    /// nothing whoever the mount is not there for, whatever he says that he knows.
+    /// nothing whoever the mount is not there for, and was not a lease ago, whatever he says that he knows.
     pub(in crate::sessions) fn known_by_others(
         &self,
         (directory, mount_id, location): (u64, u32, &InodeLocation),
@@ -31,7 +31,8 @@ impl WatchHub {
         announced: Option<u64>,
     ) -> Option<KnownByOthers> {
         let state = self.looked();
-        let is_other = |other: u64| other != session && self.changes.visible.may_see(mount_id, state.owners.get(other));
+        let has_new_rules = state.has_new_rules(mount_id, self.lease);
+        let is_other = |other: u64| other != session && (has_new_rules || self.may_see(&state, mount_id, other));
         // Clients of an earlier term may not be back.
         if state.started.elapsed() < self.lease || state.watches.is_known_by(directory, is_other) {
             return None;

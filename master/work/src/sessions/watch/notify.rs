@@ -9,7 +9,9 @@ use std::sync::Arc;
 use cavern_consensus::ChangeListener;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, WatchEvent};
-use cavern_state::{Change, Changes, InodeLocation};
+use cavern_security::Identity;
+use cavern_state::{Change, Changes, InodeLocation, RulesChange};
+use tokio::time::Instant;
 
 use super::{QUEUE_EVENTS, State, WatchHub, event};
 
@@ -21,6 +23,12 @@ impl ChangeListener for WatchHub {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         state.seq = state.seq.max(changes.position);
+        for RulesChange { mount_id, before, .. } in &changes.rules {
+            if before.is_some() {
+                state.rules_changed.insert(*mount_id, Instant::now());
+            }
+            self.reset_those(state, |owner| self.changes.visible.is_hidden_from(*mount_id, owner));
+        }
         if changes.list.is_empty() && changes.inodes.is_empty() && changes.seen.is_empty() {
             return 0;
         }
@@ -32,12 +40,7 @@ impl ChangeListener for WatchHub {
             concerned.extend(self.notify_concerned(state, &changes, &together));
         }
         drop(numbered);
-        // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
-        let is_unknown = state.started.elapsed() < self.lease;
-        let number = if changes.are_strict && (is_unknown || !concerned.is_empty()) { state.seq } else { 0 };
-        if number != 0 {
-            concerned.into_iter().for_each(|(session, event)| state.invalidations.add(number, session, event));
-        }
+        let number = self.wait_for_concerned(state, &changes, concerned);
         state.watch_own_changes(&changes);
         // Whoever looks before that has claimed before, and whoever looks later finds who knows of the changes.
         for (session, directory) in state.delegations.changed(&changes) {
@@ -52,7 +55,7 @@ impl ChangeListener for WatchHub {
     }
 
     fn replaced(&self) {
-        self.reset_all(&mut self.state.lock());
+        self.reset_those(&mut self.state.lock(), |_| true);
     }
 }
 
@@ -116,6 +119,30 @@ impl State {
 }
 
 impl WatchHub {
+    /// Has the clients forget everything whose sessions are of such owners.
+    fn reset_those(&self, state: &mut State, is_one: impl Fn(Option<&Identity>) -> bool) {
+        let ids: Vec<u64> = state.sessions.keys().copied().filter(|id| is_one(state.owners.get(*id))).collect();
+        self.reset(state.seq, state, &ids);
+    }
+
+    /// Has the answer to changes of a strict mount wait for the sessions that they concern, and for those that have yet
+    /// to forget everything. Whose client may not see the mount, and could not a lease ago, keeps nobody waiting,
+    /// whatever it says that it knows. Gives their number; 0 where nobody is waited for.
+    fn wait_for_concerned(&self, state: &mut State, changes: &Changes, mut concerned: Vec<(u64, u64)>) -> u64 {
+        let Some(mount_id) = changes.strict_mount else { return 0 };
+        concerned.extend(state.invalidations.resets().filter(|(session, _)| *session != changes.origin));
+        if !state.has_new_rules(mount_id, self.lease) {
+            concerned.retain(|(session, _)| self.may_see(state, mount_id, *session));
+        }
+        // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
+        let is_unknown = state.started.elapsed() < self.lease;
+        let number = if is_unknown || !concerned.is_empty() { state.seq } else { 0 };
+        for (session, event) in concerned {
+            state.invalidations.add(number, session, event);
+        }
+        number
+    }
+
     /// Puts each of the changes in the queues of the sessions that it concerns, and gives these with the last event of
     /// each, those among them whose stream is broken too.
     fn notify_concerned(&self, state: &mut State, changes: &Changes, list: &[(u64, &Change)]) -> Vec<(u64, u64)> {
@@ -237,11 +264,7 @@ impl WatchHub {
         }
         self.log.behind(id, &session.client);
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
-        state.watches.begin(id);
-        (session.knows_earlier, session.epochs.reset_seq) = (true, seq);
-        session.clear();
-        session.push(&self.reset_event(id, seq));
-        self.metrics.resets.inc();
+        self.reset(seq, state, &[id]);
     }
 }
 

@@ -75,11 +75,19 @@ impl WatchHub {
             None => state.watches.begin(id),
         }
         // Nobody knew that they concern this session when they were made.
-        for recent in missed.iter().flatten().filter(|recent| recent.strict != 0 && !is_known) {
-            state.invalidations.add(recent.strict, id, recent.seq);
+        for recent in missed.iter().flatten().filter(|_| !is_known) {
+            if let Some((change, mount_id)) = recent.strict
+                && self.may_see(&state, mount_id, id)
+            {
+                state.invalidations.add(change, id, recent.seq);
+            }
         }
         let knows_earlier = before.knows_inodes || goes_on;
         let reset_seq = if knows_earlier && missed.is_none() { seq } else { 0 };
+        if goes_on && missed.is_none() {
+            // For as long as it has not heard of that, its client believes what it has cached.
+            state.invalidations.reset(id, seq);
+        }
         let mut queue = VecDeque::from([match &missed {
             Some(missed) => self.resumed_event(id, before.applied_seq, missed.last().map_or(0, |last| last.seq)),
             None => self.reset_event(id, seq),

@@ -32,6 +32,13 @@ fn changes(list: Vec<Change>, origin: u64) -> Changes {
     Changes { position, origin, list, ..Changes::default() }
 }
 
+/// A mount is there for clients of another name from now on.
+fn shown_to(mount_id: u32, before: Option<&str>, now: &str) -> Changes {
+    let rules = |name: &str| vec![ClientRule { name: name.into(), ..ClientRule::default() }];
+    let change = RulesChange { mount_id, before: before.map(rules), now: rules(now) };
+    Changes { rules: vec![change], ..changes(vec![Change::Mounts(2)], 0) }
+}
+
 /// Of inodes that each have one name, their number, below another.
 fn named(list: Vec<Change>, inodes: &[u64], parent: u64) -> Changes {
     let place =
@@ -380,7 +387,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     let reader_id = reader.id();
     next(&mut reader).await;
     hub.watch_name(reader_id, 7, b"n");
-    let strict = || Changes { are_strict: true, ..changes(vec![entry(7, false)], own.id()) };
+    let strict = || Changes { strict_mount: Some(1), ..changes(vec![entry(7, false)], own.id()) };
     let wait = async |change, until: &dyn Fn()| {
         let answered = tokio::spawn({
             let hub = hub.clone();
@@ -411,7 +418,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     assert_eq!(hub.changed(strict()), 0, "it knows nothing of that any more");
     hub.watch_name(reader_id, 7, b"n");
     drop(back);
-    let of_all = Changes { are_strict: true, ..changes(vec![Change::Inode(3)], own.id()) };
+    let of_all = Changes { strict_mount: Some(1), ..changes(vec![Change::Inode(3)], own.id()) };
     assert_ne!(hub.changed(of_all), 0, "of inodes with several names anybody may know, whose stream is broken too");
     hub.end(stranger.id());
     let lapse = || {
@@ -420,6 +427,138 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     };
     wait(hub.changed(strict()), &lapse).await;
     assert_eq!(hub.changed(changes(vec![Change::Mounts(1)], own.id())), 0, "nobody waits for other mounts");
+}
+
+#[tokio::test]
+async fn a_strict_change_waits_for_nobody_who_does_not_see_the_mount() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
+    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let [own, other] =
+        [0, 1].map(|at| hub.open("a", Before { owner: Some(&owners[at]), ..Before::default() }).unwrap());
+    // It may know anything, and takes nothing in.
+    hub.watch_inodes(other.id(), 0..100_000);
+    let strict = |mount_id| Changes { strict_mount: Some(mount_id), ..named(vec![Change::Inode(9)], &[9], 7) };
+    assert_eq!(master.changed(strict(1)), 0);
+    assert_eq!(master.changed(strict(2)), hub.seq(), "it sees another mount");
+    hub.acknowledge(other.id(), 0, hub.seq());
+    hub.watch_name(own.id(), 7, b"9");
+    let change = master.changed(strict(1));
+    assert_eq!(change, hub.seq());
+    let answered = tokio::spawn({
+        let hub = hub.clone();
+        async move { hub.wait_invalidated(&[change]).await }
+    });
+    while hub.state.lock().invalidations.asked() == 0 {
+        tokio::task::yield_now().await;
+    }
+    hub.acknowledge(own.id(), 0, change);
+    tokio::time::timeout(lease / 2, answered).await.unwrap().unwrap();
+
+    // Nor for one that has missed the change, and comes to a master that does not know what it knows.
+    for (owner, waited_for) in [(&owners[0], 1), (&owners[1], 0)] {
+        let new = hub_of(lease, &master);
+        let seen = Before { owner: Some(owner), applied_seq: change - 1, ..Before::of(5, true) };
+        let mut back = new.open("a", seen).unwrap();
+        assert!(matches!(kinds(&mut back).await[..], [Event::Resumed(_), Event::InodeChanged(9)]));
+        assert_eq!(new.state.lock().invalidations.pending().len(), waited_for);
+    }
+}
+
+#[tokio::test]
+async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let owners = ["own", "reader"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let open = |at: usize, before| hub.open("a", Before { owner: Some(&owners[at]), ..before }).unwrap();
+    let (own, mut reader) = (open(0, Before::default()), open(1, Before::default()));
+    let id = reader.id();
+    let strict = |mount_id| Changes { strict_mount: Some(mount_id), ..named(vec![Change::Inode(9)], &[9], 7) };
+    let pending = || hub.state.lock().invalidations.pending();
+    next(&mut reader).await;
+    hub.watch_name(id, 7, b"9");
+    master.changed(shown_to(1, Some("*"), "own"));
+
+    // What it knew is not known any more, in other mounts neither, and it shows that until it has heard.
+    let change = master.changed(strict(2));
+    assert_eq!((change, pending()), (hub.seq(), vec![change]));
+    let reset = next(&mut reader).await[0].seq;
+    hub.acknowledge(id, reset, reset - 1);
+    assert_eq!(pending(), [change]);
+    hub.acknowledge(id, reset, reset);
+    assert!(pending().is_empty());
+    assert_eq!(master.changed(strict(2)), 0);
+
+    // Nobody waits for himself.
+    master.changed(shown_to(1, Some("own"), "reader"));
+    let by_itself = named(vec![Change::Inode(8)], &[8], 7);
+    assert_eq!(master.changed(Changes { strict_mount: Some(2), origin: own.id(), ..by_itself }), 0);
+    assert_eq!(master.changed(strict(2)), hub.seq());
+    hub.acknowledge(own.id(), 0, hub.seq());
+    assert!(pending().is_empty());
+
+    // One that is back, and is told to forget everything; and one that is over.
+    drop(reader);
+    assert_eq!(master.changed(strict(2)), 0, "it knows nothing");
+    let back = open(1, Before::of(id, false));
+    assert_eq!((back.id(), master.changed(strict(2))), (id, hub.seq()));
+    hub.end(id);
+    assert!(pending().is_empty());
+    assert_eq!(master.changed(strict(2)), 0);
+}
+
+#[tokio::test]
+async fn a_strict_change_waits_for_whoever_saw_the_mount_a_moment_ago() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let [there, away] = ["there", "away"].map(|name| {
+        let owner = Identity::new("c", Role::Client, name).unwrap();
+        let session = hub.open(name, Before { owner: Some(&owner), ..Before::default() }).unwrap();
+        hub.watch_name(session.id(), 7, b"9");
+        session
+    });
+    let strict = || Changes { strict_mount: Some(1), ..named(vec![Change::Inode(9)], &[9], 7) };
+    let pending = || hub.state.lock().invalidations.pending();
+    let id = away.id();
+    drop(away);
+    master.changed(shown_to(1, Some("*"), "nobody"));
+    // One has not heard of that yet, and the other believes what it has for a lease.
+    let change = master.changed(strict());
+    assert_eq!((change, pending()), (hub.seq(), vec![change]));
+    hub.acknowledge(there.id(), 0, change);
+    assert_eq!(pending(), [change]);
+    hub.state.lock().invalidations.gone(id);
+    assert!(pending().is_empty());
+    assert_eq!(master.changed(strict()), hub.seq());
+    hub.state.lock().rules_changed.values_mut().for_each(|at| *at -= lease);
+    assert_eq!(master.changed(strict()), 0);
+}
+
+#[tokio::test]
+async fn whoever_saw_a_mount_a_moment_ago_keeps_others_from_holding_what_is_in_it() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let [own, other] =
+        [0, 1].map(|at| hub.open("a", Before { owner: Some(&owners[at]), ..Before::default() }).unwrap());
+    let known = || known_of_directory(&hub, 1, own.id(), None);
+    hub.watch_directory(other.id(), 7);
+    drop(other);
+    master.changed(shown_to(1, Some("*"), "own"));
+    assert_eq!(known(), None, "it has not heard that it is to forget that");
+    hub.state.lock().rules_changed.values_mut().for_each(|at| *at -= lease);
+    assert_eq!(known(), Some((false, vec![])));
 }
 
 /// A client that only reads is recorded nowhere. What it has cached is not known in a new term, and it believes it for
@@ -442,7 +581,7 @@ async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
     };
 
     // It is not back, and nobody else is concerned.
-    let strict = |parent| Changes { are_strict: true, ..changes(vec![entry(parent, false)], writer.id()) };
+    let strict = |parent| Changes { strict_mount: Some(1), ..changes(vec![entry(parent, false)], writer.id()) };
     let change = master.changed(strict(7));
     assert_eq!(change, new.seq());
     let (answer, again) = (asked(&new, change), asked(&new, ALL_BEFORE));
@@ -716,6 +855,51 @@ async fn who_does_not_see_a_mount_keeps_nothing_in_it_from_being_deleted_or_froz
         hub.mounts_settled(own.id(), 8);
     });
     settled.unwrap();
+}
+
+#[tokio::test]
+async fn who_does_not_see_a_mount_any_more_forgets_everything_and_knows_nothing_when_it_is_there_again() {
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(Duration::from_secs(60), &master);
+    let mut sessions = ["own", "other"].map(|name| {
+        let owner = Identity::new("c", Role::Client, name).unwrap();
+        hub.open(name, Before { owner: Some(&owner), ..Before::default() }).unwrap()
+    });
+    for session in &mut sessions {
+        next(session).await;
+        hub.watch_name(session.id(), 7, b"n");
+    }
+    let [own, other] = &mut sessions;
+    let removed =
+        || Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false, mount_id: 1 };
+    let told = Event::Entry(EntryChanged { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0 });
+    master.changed(shown_to(1, None, "*"));
+    master.changed(shown_to(1, Some("*"), "own"));
+    assert_eq!(kinds(own).await, [Event::MountsEpoch(2), Event::MountsEpoch(2)]);
+    let events = next(other).await;
+    assert!(matches!(&events[0].event, Some(Event::Reset(reset)) if reset.session == other.id()), "{events:?}");
+    assert_eq!(events[1].event, Some(Event::MountsEpoch(2)));
+    assert!(events.len() == 2 && events[0].seq < events[1].seq, "{events:?}");
+    master.changed(changes(vec![removed()], 0));
+
+    // It is there again: what was learnt before does not stand, what is learnt now does.
+    master.changed(shown_to(1, Some("own"), "*"));
+    master.changed(changes(vec![removed()], 0));
+    hub.watch_name(other.id(), 7, b"n");
+    master.changed(changes(vec![removed()], 0));
+    assert_eq!(kinds(other).await, [Event::MountsEpoch(2), told.clone()]);
+    let expected = [told.clone(), Event::MountsEpoch(2), told.clone(), told.clone()];
+    assert_eq!(kinds(own).await, expected);
+
+    // One that is away meanwhile begins anew.
+    let (id, applied_seq) = (own.id(), hub.seq());
+    drop(sessions);
+    master.changed(shown_to(1, Some("*"), "other"));
+    master.changed(shown_to(1, Some("other"), "*"));
+    let owner = Identity::new("c", Role::Client, "own").unwrap();
+    let before = Before { owner: Some(&owner), applied_seq, ..Before::of(id, true) };
+    let mut back = hub.open("own", before).unwrap();
+    assert!(matches!(kinds(&mut back).await[..], [Event::Reset(_)]));
 }
 
 #[tokio::test]

@@ -78,6 +78,7 @@ impl Fixture {
         let holders: Vec<DirectoryDelegation> = self.tables().all_delegations().unwrap();
         let holder = |directory| holders.iter().find(|held| held.directory == directory).map(|held| held.session);
         let change = self.change_of(step);
+        let asked = if let Change::AcquireDelegation(asked) = &change { asked.inode } else { 0 };
         let result = self.mutate(session, Mutation { change: Some(change), is_write_back, ..Mutation::default() });
         if result.errno != 0 {
             assert!(self.dump() == state, "{shown} has left something behind");
@@ -85,6 +86,11 @@ impl Fixture {
             assert_eq!(other.is_some(), result.delegated_elsewhere != 0, "{shown}");
             return;
         }
+        let is_in_asked = |held: &DirectoryDelegation| {
+            records.iter().any(|(inode, record)| *inode == held.directory && record.parent == asked)
+        };
+        let mut others = holders.iter().filter(|held| held.session != session);
+        assert!(!result.delegated || !others.any(is_in_asked), "{shown}: another session holds one in it");
         for attr in &result.attributes {
             let Some((inode, record)) = records.iter().find(|(inode, _)| *inode == attr.inode) else { continue };
             let around = [holder(record.parent), holder(*inode)];
