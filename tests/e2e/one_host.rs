@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_tests::{COUNTED, Cluster, Finished, Options, cv_path, eventually, within};
+use cavern_tests::{Automount, COUNTED, Cluster, Finished, Options, cv_path, eventually, within};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is promised of a bucket that cannot be had, with the start of a process on a busy machine.
@@ -102,9 +102,16 @@ impl<'c> Mounted<'c> {
         self.processes().into_iter().find(|(role, _)| *role == wanted).map(|(_, pid)| pid)
     }
 
+    /// The process groups of these.
+    fn groups(&self) -> Vec<i32> {
+        let group = |(_, pid)| getpgid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
+        self.processes().into_iter().map(group).collect()
+    }
+
     fn is_mounted(&self) -> bool {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        table.lines().any(|line| line.split(' ').nth(4) == self.mount_point.to_str())
+        let is_here = |line: &str| line.split(' ').nth(4) == self.mount_point.to_str();
+        table.lines().any(|line| is_here(line) && line.contains(" - fuse.cv "))
     }
 
     fn reads(&self, seeded: &BTreeMap<String, Bytes>) -> bool {
@@ -201,6 +208,43 @@ fn a_bucket_is_a_directory_by_one_command_to_be_read_and_umount_ends_all_of_it()
     // The same cache has one mount at a time.
     let again = mounted.try_start("s3://bucket/train", &[]);
     assert!(again.code == 1 && again.stderr.contains("in use by the mount at"), "{again:?}");
+    mounted.umount();
+}
+
+#[test]
+fn who_mounts_by_hand_where_an_automounter_waits_does_not_ask_it() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "by-hand");
+    fs::create_dir_all(&mounted.mount_point).unwrap();
+    let Some(automount) = Automount::at(&mounted.mount_point) else { return };
+    mounted.start("s3://bucket/train", &[]);
+    // What signals the caller's group, or the automounter's, does not end it.
+    let (groups, own) = (mounted.groups(), getpgrp().as_raw_nonzero().get());
+    assert!(groups.len() == 3 && !groups.contains(&own) && !groups.contains(&automount.group()), "{groups:?}");
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+    assert!(!automount.is_asked());
+}
+
+#[test]
+fn who_mounts_for_an_automounter_is_let_pass_while_others_wait() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "automounted");
+    fs::create_dir_all(&mounted.mount_point).unwrap();
+    let Some(automount) = Automount::at(&mounted.mount_point) else { return };
+    let mut visitor = Command::new("ls");
+    visitor.arg(&mounted.mount_point).stdout(Stdio::null()).stderr(Stdio::null());
+    let visitor = Foreground(visitor.spawn().unwrap());
+    eventually("the automounter is asked", PATIENCE, || automount.is_asked().then_some(()));
+    // As the automounter starts it.
+    let mut command = mounted.fuse("s3://bucket/train", &[]);
+    command.process_group(automount.group());
+    let started = finish(command);
+    assert_eq!(started.code, 0, "{started:?}\n{}", mounted.log());
+    assert_eq!(mounted.groups(), [automount.group(); 3]);
+    // Nobody tells the kernel that it is mounted. Once nobody waits for that, others are let pass as well.
+    drop(visitor);
+    assert!(mounted.reads(&seeded));
     mounted.umount();
 }
 

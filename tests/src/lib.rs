@@ -25,6 +25,7 @@
 // A harness reports by panicking, where the test sees it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
+mod automount;
 mod cluster;
 mod disk;
 mod environment;
@@ -39,6 +40,7 @@ mod process;
 mod s3;
 mod wait;
 
+pub use automount::Automount;
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
 pub use disk::Disk;
 pub use environment::number;

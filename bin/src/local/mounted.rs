@@ -61,6 +61,7 @@ mod tests {
             filesystem: filesystem.to_owned(),
             source: PathBuf::new(),
             owner: None,
+            automounter: None,
         };
         let table = [mount("/", "ext4"), mount("/x", "fuse.cv"), mount("/x", "ext4"), mount("/y", "fuse.cv")];
         let kind = |path: &str| uppermost(&table, Path::new(path)).map(|mount| mount.filesystem.as_str());
