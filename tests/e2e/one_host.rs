@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
@@ -129,9 +129,15 @@ impl<'c> Mounted<'c> {
     /// `umount`, and all of it is over.
     #[track_caller]
     fn umount(&self) {
+        self.unmount();
+        self.expect_end();
+    }
+
+    /// `umount` by itself.
+    #[track_caller]
+    fn unmount(&self) {
         // The kernel closes the last files a moment after their readers.
         eventually("it is unmounted", PATIENCE, || unmount(&self.mount_point, UnmountFlags::NOFOLLOW).ok());
-        self.expect_end();
     }
 
     #[track_caller]
@@ -205,9 +211,39 @@ fn a_bucket_is_a_directory_by_one_command_to_be_read_and_umount_ends_all_of_it()
     let listed = finish(mounted.command(&cv_path(), &["mount", "--json", "--conf", conf.to_str().unwrap()]));
     assert!(listed.json()[0]["uri"] == "s3://bucket/train" && !listed.stdout.contains(&cluster.s3.secret_key));
 
-    // The same cache has one mount at a time.
-    let again = mounted.try_start("s3://bucket/train", &[]);
-    assert!(again.code == 1 && again.stderr.contains("in use by the mount at"), "{again:?}");
+    // The same cache has one mount at a time, whose end nobody waits for.
+    let (cache, by) = (mounted.cache.display(), format!("in use by the mount at {}", mounted.mount_point.display()));
+    for place in [&mounted.mount_point, &mounted.mount_point.with_file_name("elsewhere")] {
+        let cache = format!("{cache}:1GiB");
+        let arguments = ["fuse", "s3://bucket/train", place.to_str().unwrap(), "--cache", &cache];
+        let refused = finish(mounted.command(&cv_path(), &arguments));
+        assert!(refused.code == 1 && refused.stderr.contains(&by), "{refused:?}");
+        assert!(!refused.stderr.contains("waiting"), "{refused:?}");
+    }
+    mounted.umount();
+}
+
+#[test]
+fn a_mount_that_is_made_again_waits_for_the_end_of_the_one_before() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "again");
+    mounted.start("s3://bucket/train", &[]);
+    let backend = mounted.process("backend").unwrap();
+    let signal = |signal| kill_process(Pid::from_raw(backend).unwrap(), signal).unwrap();
+    // It cannot end yet.
+    signal(Signal::STOP);
+    mounted.unmount();
+    let mut again = mounted.fuse("s3://bucket/train", &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut lines = BufReader::new(again.stderr.take().unwrap());
+    lines.read_line(&mut said).unwrap();
+    signal(Signal::CONT);
+    let by = format!("by the mount at {} (process ", mounted.mount_point.display());
+    let says = |part: &str| said.contains(part);
+    assert!(says(&by) && says(&backend.to_string()) && says("waiting for its end"), "{said}");
+    let status = within("it is mounted", PATIENCE, move || again.wait().unwrap());
+    assert!(status.success(), "{}", mounted.log());
+    assert!(mounted.reads(&seeded));
     mounted.umount();
 }
 
