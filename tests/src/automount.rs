@@ -12,7 +12,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 
 /// An automount whose automounter is asked and does nothing: whoever waits for it waits until he is killed. Taken away
-/// again whatever happens.
+/// again with what is mounted above it, whatever happens.
 pub struct Automount {
     path: PathBuf,
     /// What the kernel asks of the automounter.
@@ -22,7 +22,7 @@ pub struct Automount {
 }
 
 impl Automount {
-    /// At a directory; `None` where the kernel has no autofs.
+    /// At a directory; `None` where the kernel has no autofs, or lets this user mount none.
     #[track_caller]
     pub fn at(path: &Path) -> Option<Self> {
         let (requests, asking) = pipe_with(PipeFlags::CLOEXEC).unwrap();
@@ -32,8 +32,8 @@ impl Automount {
         let options = CString::new(options).unwrap();
         match mount("cavern-test", path, "autofs", MountFlags::empty(), options.as_c_str()) {
             Ok(()) => Some(automount),
-            Err(Errno::NODEV) => {
-                eprintln!("skipped: the kernel has no autofs");
+            Err(cause @ (Errno::NODEV | Errno::PERM)) => {
+                eprintln!("skipped: autofs cannot be mounted: {cause}");
                 None
             }
             Err(cause) => panic!("cannot mount autofs at {}: {cause}", path.display()),
@@ -53,8 +53,9 @@ impl Automount {
 
 impl Drop for Automount {
     fn drop(&mut self) {
-        // Of the group: others may have to wait.
-        let _ = Command::new("umount").arg("-l").arg(&self.path).process_group(self.group()).status();
+        // Of the group: others may have to wait. Each takes the uppermost away, until nothing is mounted there.
+        let umount = || Command::new("umount").arg("-l").arg(&self.path).process_group(self.group()).output();
+        while umount().is_ok_and(|done| done.status.success()) {}
         let _ = self.leader.kill();
         let _ = self.leader.wait();
     }
