@@ -15,6 +15,7 @@ use cavern_tests::{Automount, COUNTED, Cluster, Finished, Options, cv_path, even
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
+use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is promised of a bucket that cannot be had, with the start of a process on a busy machine.
@@ -318,6 +319,31 @@ fn a_mount_is_written_where_that_is_asked_for_and_the_bucket_has_it_in_the_end()
     assert_eq!(cluster.s3.get("bucket", "work/folder/file"), "fs-mode");
     mounted.start("s3://bucket/work", &["--write-type", "fs-mode"]);
     assert_eq!(fs::read_to_string(mounted.path("folder/file")).unwrap(), "fs-mode");
+    mounted.umount();
+}
+
+#[test]
+fn a_mount_that_is_made_again_waits_for_what_its_bucket_lacks() {
+    let (cluster, _) = store();
+    let mounted = Mounted::new(&cluster, "lacking");
+    let ending = mounted.cache.join("ending");
+    mounted.start("s3://bucket/work", &["--write-type", "fs-mode"]);
+    cluster.s3.add_fault(&json!({"kind": "503", "operations": ["PUT"]}));
+    fs::write(mounted.path("file"), "late").unwrap();
+    assert!(!ending.exists());
+    mounted.unmount();
+    // Whoever comes now does not give up after ten seconds.
+    eventually("its end has begun", PATIENCE, || ending.exists().then_some(()));
+    let again = mounted.fuse("s3://bucket/work", &["--write-type", "fs-mode"]).stderr(Stdio::piped()).spawn();
+    let mut again = Foreground(again.unwrap());
+    let mut lines = BufReader::new(again.0.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("waiting for its end")));
+    cluster.s3.clear_faults();
+    let status = eventually("it is mounted", PATIENCE * 2, || again.0.try_wait().unwrap());
+    assert!(status.success(), "{}", mounted.log());
+    assert_eq!(cluster.s3.get("bucket", "work/file"), "late");
+    assert_eq!(fs::read_to_string(mounted.path("file")).unwrap(), "late");
+    assert!(!ending.exists());
     mounted.umount();
 }
 

@@ -10,6 +10,7 @@
 //! D/cluster.toml  the configuration of all      D/master         the namespace
 //! D/lock          held by each process          D/worker         the blocks
 //! D/cv.log        what they said                D/run            the sockets of the worker
+//! D/ending        the mount is gone
 //! ```
 //!
 //! Backend and supervisor start each other again: one of the two is the parent of the other, and sees its end. The
@@ -19,9 +20,9 @@
 //!
 //! The lock is held alone by whoever prepares the mount, and then together by the command, the backend and the
 //! supervisor: it is free when the last of them has ended, however that was. Who makes the mount again waits for that,
-//! and is refused while it is served. The ports are of the loopback interface, and those of the start before where they
-//! are free, so that the master knows its worker again at once; whoever connects shows a certificate of the authority
-//! in D, which is its user's alone.
+//! longer where `ending` says that a backend is at it, and is refused while the mount is served. The ports are of the
+//! loopback interface, and those of the start before where they are free, so that the master knows its worker again at
+//! once; whoever connects shows a certificate of the authority in D, which is its user's alone.
 
 mod backend;
 
@@ -42,7 +43,9 @@ use prost::Message as _;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::Instant;
 
+use self::backend::PERSIST_PATIENCE;
 pub use self::backend::{serve, supervise_backend};
 use super::mounted::is_mounted;
 use super::plan::{FreePorts, existing_mount_point, socket_path};
@@ -68,8 +71,12 @@ const LOCK: &str = "lock";
 /// What a directory may hold before there is a record.
 const MADE_FIRST: [&str; 2] = [LOCK, "host.tmp"];
 const LOG: &str = "cv.log";
-/// For the processes of a mount that has just been unmounted, and between two looks.
+const ENDING: &str = "ending";
+/// For the processes of a mount that has just been unmounted.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// And while they bring to the bucket what it lacks.
+const ENDING_PATIENCE: Duration = LOCK_PATIENCE.saturating_add(PERSIST_PATIENCE);
+/// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
 /// From the start of the backend to a mount that can be used.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
@@ -122,7 +129,7 @@ impl OneHost {
     ///
     /// # Errors
     /// `Usage` for a directory that has other files, has too long a path, or lies in the mount; `Failed` where a mount
-    /// uses it, or its processes have not ended within ten seconds after it.
+    /// uses it, or its processes have not ended ten seconds after it, 70 where they bring to the bucket what it lacks.
     pub fn prepare(cache: &CacheDir, mount_point: &Path, mut config: Config) -> Result<Self, CliError> {
         let name = cache.directory.display();
         let (mount_point, _) = existing_mount_point(mount_point)?;
@@ -141,6 +148,7 @@ impl OneHost {
         })?;
         files::private_folder(&directory)?;
         let lock = lock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        files::remove(&directory.join(ENDING))?;
         // One that cannot be read, after a loss of power, is written anew.
         let before = record(&directory).ok().flatten().unwrap_or_default();
         let (master, worker, fuse) = (before.masters.first(), before.workers.first(), before.fuse.first());
@@ -195,6 +203,12 @@ impl OneHost {
     /// Where all of it lives.
     pub fn directory(&self) -> &Path {
         &self.cluster.directory
+    }
+
+    /// Notes that the mount is gone, so that whoever makes it again waits for as long as its end may take.
+    fn note_end(&self) {
+        // Without the note he has less patience.
+        let _ = fs::write(self.directory().join(ENDING), "");
     }
 
     /// Starts the backend, which attaches `mount`, and waits until the mount can be used.
@@ -293,21 +307,24 @@ fn record(directory: &Path) -> Result<Option<Cluster>, CliError> {
 fn lock(directory: &Path, operation: FlockOperation) -> Result<File, CliError> {
     let path = directory.join(LOCK);
     let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
-    let mut has_said = false;
-    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, operation) {
-        Err(Errno::WOULDBLOCK) if mount_point_of(directory).is_some_and(|path| is_served(&path)) => {
-            Err(refused(directory))
-        }
+    let (began, mut has_said) = (Instant::now(), false);
+    let locked = files::poll(ENDING_PATIENCE, POLL, || match flock(&file, operation) {
+        Err(Errno::WOULDBLOCK) if !may_end(directory, began.elapsed()) => Err(refused(directory)),
         Err(Errno::WOULDBLOCK) => {
             if !std::mem::replace(&mut has_said, true) {
-                let seconds = LOCK_PATIENCE.as_secs();
-                console::remark(format_args!("{}: waiting for its end, {seconds} s at most", in_use(directory)));
+                console::remark(format_args!("{}: waiting for its end", in_use(directory)));
             }
             Ok(None)
         }
         locked => locked.map(Some).context(format_args!("cannot lock {}", path.display())),
     })?;
     locked.map(|()| file).ok_or_else(|| refused(directory))
+}
+
+/// Whether to wait on for those who hold the lock: they are ending, or may soon be and were not waited for long.
+fn may_end(directory: &Path, waited: Duration) -> bool {
+    let is_used = || mount_point_of(directory).is_some_and(|path| is_served(&path));
+    directory.join(ENDING).exists() || (waited < LOCK_PATIENCE && !is_used())
 }
 
 fn refused(directory: &Path) -> CliError {
@@ -415,11 +432,17 @@ mod tests {
         let text = refused(&cache.directory).to_string();
         let by = format!("in use by the mount at {} (process {}): ", mount_point.display(), std::process::id());
         assert!(text.contains(&by) && text.contains("--cache"), "{text}");
+        // Whose end has begun is waited for longer.
+        let waits = |seconds| may_end(&cache.directory, Duration::from_secs(seconds));
+        assert!(waits(9) && !waits(10));
+        loaded.note_end();
+        assert!(waits(60));
         drop(loaded);
         // At the addresses of before, with whatever an interrupted start has left.
         fs::remove_file(cache.directory.join("cluster.toml")).unwrap();
         let again = OneHost::prepare(&cache, &mount_point, Config::default()).unwrap();
         assert_eq!(again.conf().unwrap().cluster, conf.cluster);
+        assert!(!waits(60), "its end is another one");
     }
 
     #[test]
