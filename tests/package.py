@@ -108,7 +108,7 @@ wait_for() { # COMMAND...
         sleep 0.1
     done
 }
-is_over() { [ "$(count)" -eq 0 ]; }
+is_over() { [ "$(count)" -eq 0 ] && ! systemctl --quiet is-active "mnt-$name.mount"; }
 said() { # STEP CONTENT
     echo "$name-$1 $(systemctl show --value -p ActiveState "mnt-$name.mount") $2 $(count)"
 }
@@ -128,6 +128,10 @@ for name in booted asked; do
     umount /mnt/$name
     wait_for is_over
     said unmounted -
+    mount /mnt/$name
+    said by-hand "$(read_it)"
+    umount /mnt/$name
+    wait_for is_over
     [ $name = asked ] || systemctl start mnt-$name.mount
     said again "$(read_it)"
     [ $name = booted ] || systemctl stop mnt-$name.automount
@@ -334,6 +338,8 @@ def check_fstab(root, deb, later):
         for step in ("begun", "restarted", "upgraded", "reloaded", "again"):
             state, content, processes = steps[f"{name}-{step}"]
             assert (state, content) == ("active", "one") and int(processes) > 0, f"{name}-{step}: {said}"
+        # systemd hears of what others mount a moment later.
+        assert steps[f"{name}-by-hand"][-2] == "one" and steps[f"{name}-by-hand"][-1] != "0", said
         assert steps[f"{name}-opened"] == ["two"], said
         for step in ("unmounted", "stopped"):
             assert steps[f"{name}-{step}"] == ["inactive", "-", "0"], f"{name}-{step}: {said}"

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::kernel::Mount;
-use crate::kernel::mount::table::is_automounted;
+use crate::kernel::mount::table::mounts_for_automounter;
 pub use link::{Kind, Link, Message};
 use reload::{Asked, Reloads};
 pub use reload::{ReloadError, reload};
@@ -132,7 +132,8 @@ impl SupervisedMount {
 struct Supervisor {
     program: PathBuf,
     arguments: Vec<OsString>,
-    is_automounted: bool,
+    /// Its daemons have to stay in its process group.
+    mounts_for_automounter: bool,
     journal: OwnedFd,
     owned: MountResources,
     reloads: Option<Reloads>,
@@ -170,7 +171,7 @@ pub async fn supervise(
     let supervisor = Supervisor {
         program,
         arguments,
-        is_automounted: is_automounted(mount_point),
+        mounts_for_automounter: mounts_for_automounter(mount_point),
         journal,
         owned: MountResources::default(),
         reloads: None,
@@ -271,7 +272,7 @@ impl Supervisor {
         let mut command = Command::new(program);
         command.args(&self.arguments).arg(DAEMON_ARGUMENT).stdin(Stdio::from(other));
         // An interrupt at the terminal is for the supervisor, which passes it on: a second one ends a daemon undrained.
-        if !self.is_automounted {
+        if !self.mounts_for_automounter {
             command.process_group(0);
         }
         let child = command.spawn()?;

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::time::Duration;
 
-use cavern_tests::{Cluster, Finished, Options, eventually};
+use cavern_tests::{Automount, Cluster, Finished, Options, eventually};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -142,6 +143,21 @@ fn each_misconfiguration_of_a_host_is_named() {
     let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "hush")];
     let refused = Cluster::alone(&["doctor", "--offline", "--credentials-env"], &keys);
     assert!(refused.code == 2 && refused.stdout.is_empty() && refused.stderr.contains("--bucket"), "{refused:?}");
+}
+
+#[test]
+fn an_idle_automount_is_left_alone() {
+    let host = Host::new();
+    symlink(host.path("worker"), host.path("link")).unwrap();
+    let at = |name: &str| Automount::at(Path::new(&host.path(name)));
+    let (Some(blocks), Some(mount_point)) = (at("worker"), at("mnt")) else { return };
+    for directory in ["worker", "link/below"] {
+        let dirs = format!("[{:?}]", format!("[SSD]{}", host.path(directory)));
+        let looked = host.doctor("worker,fuse", &[("worker.dirs", dirs)]);
+        assert_found(&looked, "directory", "note", "is idle");
+        assert_found(&looked, "mount-point", "ok", "is idle");
+        assert!(!blocks.is_asked() && !mount_point.is_asked(), "{directory}: {looked:?}");
+    }
 }
 
 #[test]

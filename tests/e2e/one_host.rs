@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
@@ -11,10 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_tests::{COUNTED, Cluster, Finished, Options, cv_path, eventually, within};
+use cavern_tests::{Automount, COUNTED, Cluster, Finished, Options, cv_path, eventually, within};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
+use serde_json::json;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is promised of a bucket that cannot be had, with the start of a process on a busy machine.
@@ -102,9 +103,16 @@ impl<'c> Mounted<'c> {
         self.processes().into_iter().find(|(role, _)| *role == wanted).map(|(_, pid)| pid)
     }
 
+    /// The process groups of these.
+    fn groups(&self) -> Vec<i32> {
+        let group = |(_, pid)| getpgid(Pid::from_raw(pid)).unwrap().as_raw_nonzero().get();
+        self.processes().into_iter().map(group).collect()
+    }
+
     fn is_mounted(&self) -> bool {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        table.lines().any(|line| line.split(' ').nth(4) == self.mount_point.to_str())
+        let is_here = |line: &str| line.split(' ').nth(4) == self.mount_point.to_str();
+        table.lines().any(|line| is_here(line) && line.contains(" - fuse.cv "))
     }
 
     fn reads(&self, seeded: &BTreeMap<String, Bytes>) -> bool {
@@ -122,9 +130,15 @@ impl<'c> Mounted<'c> {
     /// `umount`, and all of it is over.
     #[track_caller]
     fn umount(&self) {
+        self.unmount();
+        self.expect_end();
+    }
+
+    /// `umount` by itself.
+    #[track_caller]
+    fn unmount(&self) {
         // The kernel closes the last files a moment after their readers.
         eventually("it is unmounted", PATIENCE, || unmount(&self.mount_point, UnmountFlags::NOFOLLOW).ok());
-        self.expect_end();
     }
 
     #[track_caller]
@@ -198,9 +212,76 @@ fn a_bucket_is_a_directory_by_one_command_to_be_read_and_umount_ends_all_of_it()
     let listed = finish(mounted.command(&cv_path(), &["mount", "--json", "--conf", conf.to_str().unwrap()]));
     assert!(listed.json()[0]["uri"] == "s3://bucket/train" && !listed.stdout.contains(&cluster.s3.secret_key));
 
-    // The same cache has one mount at a time.
-    let again = mounted.try_start("s3://bucket/train", &[]);
-    assert!(again.code == 1 && again.stderr.contains("in use by the mount at"), "{again:?}");
+    // The same cache has one mount at a time, whose end nobody waits for.
+    let (cache, by) = (mounted.cache.display(), format!("in use by the mount at {}", mounted.mount_point.display()));
+    for place in [&mounted.mount_point, &mounted.mount_point.with_file_name("elsewhere")] {
+        let cache = format!("{cache}:1GiB");
+        let arguments = ["fuse", "s3://bucket/train", place.to_str().unwrap(), "--cache", &cache];
+        let refused = finish(mounted.command(&cv_path(), &arguments));
+        assert!(refused.code == 1 && refused.stderr.contains(&by), "{refused:?}");
+        assert!(!refused.stderr.contains("waiting"), "{refused:?}");
+    }
+    mounted.umount();
+}
+
+#[test]
+fn a_mount_that_is_made_again_waits_for_the_end_of_the_one_before() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "again");
+    mounted.start("s3://bucket/train", &[]);
+    let backend = mounted.process("backend").unwrap();
+    let signal = |signal| kill_process(Pid::from_raw(backend).unwrap(), signal).unwrap();
+    // It cannot end yet.
+    signal(Signal::STOP);
+    mounted.unmount();
+    let mut again = mounted.fuse("s3://bucket/train", &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut lines = BufReader::new(again.stderr.take().unwrap());
+    lines.read_line(&mut said).unwrap();
+    signal(Signal::CONT);
+    let by = format!("by the mount at {} (process ", mounted.mount_point.display());
+    let says = |part: &str| said.contains(part);
+    assert!(says(&by) && says(&backend.to_string()) && says("waiting for its end"), "{said}");
+    let status = within("it is mounted", PATIENCE, move || again.wait().unwrap());
+    assert!(status.success(), "{}", mounted.log());
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+}
+
+#[test]
+fn who_mounts_by_hand_where_an_automounter_waits_does_not_ask_it() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "by-hand");
+    fs::create_dir_all(&mounted.mount_point).unwrap();
+    let Some(automount) = Automount::at(&mounted.mount_point) else { return };
+    mounted.start("s3://bucket/train", &[]);
+    // What signals the caller's group, or the automounter's, does not end it.
+    let (groups, own) = (mounted.groups(), getpgrp().as_raw_nonzero().get());
+    assert!(groups.len() == 3 && !groups.contains(&own) && !groups.contains(&automount.group()), "{groups:?}");
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+    assert!(!automount.is_asked());
+}
+
+#[test]
+fn who_mounts_for_an_automounter_is_let_pass_while_others_wait() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "automounted");
+    fs::create_dir_all(&mounted.mount_point).unwrap();
+    let Some(automount) = Automount::at(&mounted.mount_point) else { return };
+    let mut visitor = Command::new("ls");
+    visitor.arg(&mounted.mount_point).stdout(Stdio::null()).stderr(Stdio::null());
+    let visitor = Foreground(visitor.spawn().unwrap());
+    eventually("the automounter is asked", PATIENCE, || automount.is_asked().then_some(()));
+    // As the automounter starts it.
+    let mut command = mounted.fuse("s3://bucket/train", &[]);
+    command.process_group(automount.group());
+    let started = finish(command);
+    assert_eq!(started.code, 0, "{started:?}\n{}", mounted.log());
+    assert_eq!(mounted.groups(), [automount.group(); 3]);
+    // Nobody tells the kernel that it is mounted. Once nobody waits for that, others are let pass as well.
+    drop(visitor);
+    assert!(mounted.reads(&seeded));
     mounted.umount();
 }
 
@@ -238,6 +319,31 @@ fn a_mount_is_written_where_that_is_asked_for_and_the_bucket_has_it_in_the_end()
     assert_eq!(cluster.s3.get("bucket", "work/folder/file"), "fs-mode");
     mounted.start("s3://bucket/work", &["--write-type", "fs-mode"]);
     assert_eq!(fs::read_to_string(mounted.path("folder/file")).unwrap(), "fs-mode");
+    mounted.umount();
+}
+
+#[test]
+fn a_mount_that_is_made_again_waits_for_what_its_bucket_lacks() {
+    let (cluster, _) = store();
+    let mounted = Mounted::new(&cluster, "lacking");
+    let ending = mounted.cache.join("ending");
+    mounted.start("s3://bucket/work", &["--write-type", "fs-mode"]);
+    cluster.s3.add_fault(&json!({"kind": "503", "operations": ["PUT"]}));
+    fs::write(mounted.path("file"), "late").unwrap();
+    assert!(!ending.exists());
+    mounted.unmount();
+    // Whoever comes now does not give up after ten seconds.
+    eventually("its end has begun", PATIENCE, || ending.exists().then_some(()));
+    let again = mounted.fuse("s3://bucket/work", &["--write-type", "fs-mode"]).stderr(Stdio::piped()).spawn();
+    let mut again = Foreground(again.unwrap());
+    let mut lines = BufReader::new(again.0.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("waiting for its end")));
+    cluster.s3.clear_faults();
+    let status = eventually("it is mounted", PATIENCE * 2, || again.0.try_wait().unwrap());
+    assert!(status.success(), "{}", mounted.log());
+    assert_eq!(cluster.s3.get("bucket", "work/file"), "late");
+    assert_eq!(fs::read_to_string(mounted.path("file")).unwrap(), "late");
+    assert!(!ending.exists());
     mounted.umount();
 }
 

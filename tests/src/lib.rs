@@ -25,6 +25,7 @@
 // A harness reports by panicking, where the test sees it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
+mod automount;
 mod cluster;
 mod disk;
 mod environment;
@@ -40,6 +41,7 @@ mod s3;
 mod space;
 mod wait;
 
+pub use automount::Automount;
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
 pub use disk::Disk;
 pub use environment::number;

@@ -222,9 +222,10 @@ async fn look_at_disks(processes: &[Process]) -> Findings {
     let (mut looked, mut found) = (Vec::new(), Vec::new());
     for place in places {
         let what = place.name();
-        match aside(&what, move || Looked::at(place)).await {
+        let look = move || disks::idle(&place).map_or_else(|| Ok(Looked::at(place)), Err);
+        match aside(&what, look).await.flatten() {
             Ok(one) => looked.push(one),
-            Err(unfinished) => found.push(unfinished),
+            Err(why_not) => found.push(why_not),
         }
     }
     found.extend(looked.iter().flat_map(Looked::judge));

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use cavern_conf::{Budget, Config, Effective, HostLimits, Limits, Role, enable_failpoints, process};
-use cavern_fuse::kernel::mount::table::is_automounted;
+use cavern_fuse::kernel::mount::table::mounts_for_automounter;
 use cavern_fuse::supervisor::{ReloadError, SupervisorExit, reload};
 use cavern_proto::master::Mount;
 use clap::{Args, Subcommand};
@@ -192,8 +192,8 @@ impl FuseArgs {
 /// Master and worker of the mount of one host, whose supervisor may have started them.
 fn backend(directory: &Path, parent: Option<i32>) -> Result<(), CliError> {
     let host = OneHost::load(directory)?;
-    if !is_automounted(host.mount_point()) {
-        // Away from the terminal of whoever makes the mount.
+    if !mounts_for_automounter(host.mount_point()) {
+        // Away from the terminal of whoever makes the mount, and from the signals of his process group.
         rustix::process::setsid().context("cannot begin a session")?;
     }
     let mount = if parent.is_some() { None } else { one_host::handed_over()? };

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use cavern_conf::host;
+use cavern_fuse::kernel::mount::is_directory;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -67,7 +68,7 @@ pub fn make_directory(path: &Path) -> Result<bool, CliError> {
     };
     match made {
         // A symbolic link to one will do, too.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(path).unwrap_or(false) => Ok(false),
         made => made.map(|()| true).context(format_args!("cannot create {}", path.display())),
     }
 }

@@ -1,11 +1,15 @@
 //! Whether something is mounted at a path, asked of the kernel's mount table: a `stat` could hang on a dead mount.
 
+use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use cavern_fuse::kernel::mount::table::{MountEntry, mounts};
 use rustix::mount::{UnmountFlags, unmount};
+
+/// Symbolic links that are followed on one way.
+const LINKS_MAX: usize = 40;
 
 /// The uppermost mount at a path.
 fn uppermost<'t>(table: &'t [MountEntry], path: &Path) -> Option<&'t MountEntry> {
@@ -31,6 +35,31 @@ pub fn kind_of(path: &Path) -> Option<String> {
     path.ancestors().find_map(|above| uppermost(&table, above)).map(|mount| mount.filesystem.clone())
 }
 
+/// Where an automounter waits on the way to `path`, or at it, and has nothing mounted yet. It is not asked, as it is by
+/// whoever looks at what is there. *Blocking*.
+pub fn idle_automount(path: &Path) -> Option<PathBuf> {
+    idle_on_the_way(&mounts().ok()?, &std::path::absolute(path).ok()?, LINKS_MAX)
+}
+
+fn idle_on_the_way(table: &[MountEntry], path: &Path, links_left: usize) -> Option<PathBuf> {
+    let (mut reached, mut parts) = (PathBuf::new(), path.components());
+    while let Some(part) = parts.next() {
+        if part == Component::ParentDir {
+            reached.pop();
+        } else {
+            reached.push(part);
+        }
+        if table.iter().rfind(|mount| reached.starts_with(&mount.path)).is_some_and(MountEntry::is_automount) {
+            return Some(reached);
+        }
+        if let Ok(target) = fs::read_link(&reached) {
+            let led_to = reached.parent()?.join(target).join(parts.as_path());
+            return idle_on_the_way(table, &led_to, links_left.checked_sub(1)?);
+        }
+    }
+    None
+}
+
 /// Mounts of any kind at one of these paths (absolute, without symlinks), or below it.
 pub fn mounts_below(paths: &[PathBuf]) -> io::Result<Vec<PathBuf>> {
     let points = mounts()?.into_iter().map(|mount| mount.path);
@@ -51,22 +80,51 @@ pub fn detach(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
-    #[test]
-    fn what_lies_above_counts() {
-        let mount = |path: &str, filesystem: &str| MountEntry {
+    fn mount(path: &Path, filesystem: &str) -> MountEntry {
+        MountEntry {
             device: "0:1".to_owned(),
-            path: path.into(),
+            path: path.to_owned(),
             filesystem: filesystem.to_owned(),
             source: PathBuf::new(),
             owner: None,
-        };
-        let table = [mount("/", "ext4"), mount("/x", "fuse.cv"), mount("/x", "ext4"), mount("/y", "fuse.cv")];
+            automounter: None,
+        }
+    }
+
+    #[test]
+    fn what_lies_above_counts() {
+        let table = [("/", "ext4"), ("/x", "fuse.cv"), ("/x", "ext4"), ("/y", "fuse.cv")];
+        let table = table.map(|(path, filesystem)| mount(Path::new(path), filesystem));
         let kind = |path: &str| uppermost(&table, Path::new(path)).map(|mount| mount.filesystem.as_str());
         assert_eq!((kind("/x"), kind("/y"), kind("/z")), (Some("ext4"), Some("fuse.cv"), None));
         assert!(!is_mounted(Path::new("/proc")).unwrap());
         assert!(mounts_below(&["/proc".into()]).unwrap().contains(&"/proc".into()));
         assert!(mounts_below(&["/none/at/all".into()]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_idle_automount_is_found_on_every_way_to_it() {
+        let place = tempfile::tempdir().unwrap();
+        let top = place.path().canonicalize().unwrap();
+        let mut table = vec![mount(Path::new("/"), "ext4"), mount(&top.join("auto"), "autofs")];
+        symlink("auto/data", top.join("link")).unwrap();
+        symlink(top.join("link"), top.join("again")).unwrap();
+        symlink("round", top.join("round")).unwrap();
+        let idle = |table: &[MountEntry], name: &str| idle_on_the_way(table, &top.join(name), LINKS_MAX);
+        for name in ["auto", "auto/data", "link", "again/deep", "none/../auto/x", "auto/../plain"] {
+            assert_eq!(idle(&table, name), Some(top.join("auto")), "{name}");
+        }
+        for name in ["", "plain", "automatic", "round/x", "none/link"] {
+            assert_eq!(idle(&table, name), None, "{name}");
+        }
+        // One over the other, and at last what they are there for.
+        table.push(mount(&top.join("auto"), "autofs"));
+        assert_eq!(idle(&table, "link"), Some(top.join("auto")));
+        table.push(mount(&top.join("auto"), "fuse.cv"));
+        assert_eq!(idle(&table, "link"), None);
     }
 }

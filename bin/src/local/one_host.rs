@@ -10,6 +10,7 @@
 //! D/cluster.toml  the configuration of all      D/master         the namespace
 //! D/lock          held by each process          D/worker         the blocks
 //! D/cv.log        what they said                D/run            the sockets of the worker
+//! D/ending        the mount is gone
 //! ```
 //!
 //! Backend and supervisor start each other again: one of the two is the parent of the other, and sees its end. The
@@ -18,9 +19,10 @@
 //! master and a worker that are away for a moment.
 //!
 //! The lock is held alone by whoever prepares the mount, and then together by the command, the backend and the
-//! supervisor: it is free when the last of them has ended, however that was. The ports are of the loopback interface,
-//! and those of the start before where they are free, so that the master knows its worker again at once; whoever
-//! connects shows a certificate of the authority in D, which is its user's alone.
+//! supervisor: it is free when the last of them has ended, however that was. Who makes the mount again waits for that,
+//! longer where `ending` says that a backend is at it, and is refused while the mount is served. The ports are of the
+//! loopback interface, and those of the start before where they are free, so that the master knows its worker again at
+//! once; whoever connects shows a certificate of the authority in D, which is its user's alone.
 
 mod backend;
 
@@ -35,16 +37,21 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use cavern_conf::{ByteSize, Config, Effective, HostLimits, Role, host};
+use cavern_fuse::kernel::mount::is_dead;
 use cavern_proto::master::Mount;
 use prost::Message as _;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::Instant;
 
+use self::backend::PERSIST_PATIENCE;
 pub use self::backend::{serve, supervise_backend};
+use super::mounted::is_mounted;
 use super::plan::{FreePorts, existing_mount_point, socket_path};
 use super::record::{Cluster, Fuse, Master, Worker, WorkerDir};
 use super::{certificates, files};
+use crate::console;
 use crate::error::{CliError, Context as _};
 
 /// What differs from the defaults.
@@ -64,8 +71,12 @@ const LOCK: &str = "lock";
 /// What a directory may hold before there is a record.
 const MADE_FIRST: [&str; 2] = [LOCK, "host.tmp"];
 const LOG: &str = "cv.log";
-/// For the processes of a mount that has just been unmounted, and between two looks.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const ENDING: &str = "ending";
+/// For the processes of a mount that has just been unmounted.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// And while they bring to the bucket what it lacks.
+const ENDING_PATIENCE: Duration = LOCK_PATIENCE.saturating_add(PERSIST_PATIENCE);
+/// Between two looks.
 const POLL: Duration = Duration::from_millis(10);
 /// From the start of the backend to a mount that can be used.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
@@ -117,8 +128,8 @@ impl OneHost {
     /// with the path of the mount in the namespace.
     ///
     /// # Errors
-    /// `Usage` for a directory that has other files, has too long a path, or lies in the mount; `Failed` where it is in
-    /// use.
+    /// `Usage` for a directory that has other files, has too long a path, or lies in the mount; `Failed` where a mount
+    /// uses it, or its processes have not ended ten seconds after it, 70 where they bring to the bucket what it lacks.
     pub fn prepare(cache: &CacheDir, mount_point: &Path, mut config: Config) -> Result<Self, CliError> {
         let name = cache.directory.display();
         let (mount_point, _) = existing_mount_point(mount_point)?;
@@ -137,6 +148,7 @@ impl OneHost {
         })?;
         files::private_folder(&directory)?;
         let lock = lock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        files::remove(&directory.join(ENDING))?;
         // One that cannot be read, after a loss of power, is written anew.
         let before = record(&directory).ok().flatten().unwrap_or_default();
         let (master, worker, fuse) = (before.masters.first(), before.workers.first(), before.fuse.first());
@@ -163,7 +175,7 @@ impl OneHost {
         config.security = certificates::of_admin(&cluster);
         config.check()?;
         files::write_whole(&cluster.conf_path(), format!("{CONF_HEAD}{}", config.to_toml()).as_bytes())?;
-        flock(&lock, FlockOperation::NonBlockingLockShared).map_err(|_| in_use(&cluster.directory))?;
+        flock(&lock, FlockOperation::NonBlockingLockShared).map_err(|_| refused(&cluster.directory))?;
         Ok(Self { cluster, _lock: lock, _ports: ports })
     }
 
@@ -191,6 +203,12 @@ impl OneHost {
     /// Where all of it lives.
     pub fn directory(&self) -> &Path {
         &self.cluster.directory
+    }
+
+    /// Notes that the mount is gone, so that whoever makes it again waits for as long as its end may take.
+    fn note_end(&self) {
+        // Without the note he has less patience.
+        let _ = fs::write(self.directory().join(ENDING), "");
     }
 
     /// Starts the backend, which attaches `mount`, and waits until the mount can be used.
@@ -284,24 +302,70 @@ fn record(directory: &Path) -> Result<Option<Cluster>, CliError> {
     record.context(format_args!("{} is not the record of a mount", path.display()))
 }
 
-/// Holds the directory as long as the file is open: alone, or with the other processes of its mount.
+/// Holds the directory as long as the file is open: alone, or with the other processes of its mount. Waits for the end
+/// of those of a mount that is gone.
 fn lock(directory: &Path, operation: FlockOperation) -> Result<File, CliError> {
     let path = directory.join(LOCK);
     let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
-    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, operation) {
-        Err(Errno::WOULDBLOCK) => Ok(None),
+    let (began, mut has_said) = (Instant::now(), false);
+    let locked = files::poll(ENDING_PATIENCE, POLL, || match flock(&file, operation) {
+        Err(Errno::WOULDBLOCK) if !may_end(directory, began.elapsed()) => Err(refused(directory)),
+        Err(Errno::WOULDBLOCK) => {
+            if !std::mem::replace(&mut has_said, true) {
+                console::remark(format_args!("{}: waiting for its end", in_use(directory)));
+            }
+            Ok(None)
+        }
         locked => locked.map(Some).context(format_args!("cannot lock {}", path.display())),
     })?;
-    locked.map(|()| file).ok_or_else(|| in_use(directory))
+    locked.map(|()| file).ok_or_else(|| refused(directory))
 }
 
-fn in_use(directory: &Path) -> CliError {
-    let mounted = record(directory).ok().flatten().and_then(|cluster| Some(cluster.fuse.first()?.mount_point.clone()));
-    let by = mounted.map(|mounted| format!(" by the mount at {}", mounted.display())).unwrap_or_default();
-    CliError::Failed(format!(
-        "the cache in {} is in use{by}: unmount that, wait until it has ended, or name another directory with --cache",
-        directory.display()
-    ))
+/// Whether to wait on for those who hold the lock: they are ending, or may soon be and were not waited for long.
+fn may_end(directory: &Path, waited: Duration) -> bool {
+    let is_used = || mount_point_of(directory).is_some_and(|path| is_served(&path));
+    directory.join(ENDING).exists() || (waited < LOCK_PATIENCE && !is_used())
+}
+
+fn refused(directory: &Path) -> CliError {
+    let todo = "unmount that, wait until it has ended, or name another directory with --cache";
+    CliError::Failed(format!("{}: {todo}", in_use(directory)))
+}
+
+/// By which mount, and which processes of it.
+fn in_use(directory: &Path) -> String {
+    let by = mount_point_of(directory).map(|path| format!(" by the mount at {}", path.display())).unwrap_or_default();
+    let holders: Vec<String> = holders(&directory.join(LOCK)).iter().map(i32::to_string).collect();
+    let whose = if holders.is_empty() { String::new() } else { format!(" (process {})", holders.join(", ")) };
+    format!("the cache in {} is in use{by}{whose}", directory.display())
+}
+
+/// Where the mount of a directory is, or was.
+fn mount_point_of(directory: &Path) -> Option<PathBuf> {
+    record(directory).ok()??.fuse.into_iter().next().map(|fuse| fuse.mount_point)
+}
+
+fn is_served(mount_point: &Path) -> bool {
+    is_mounted(mount_point).unwrap_or(false) && !is_dead(mount_point)
+}
+
+/// The processes that hold a lock, as far as this user may look into them.
+fn holders(lock: &Path) -> BTreeSet<i32> {
+    let has_open = |pid: &i32| {
+        let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == lock))
+    };
+    with_locks(&fs::read_to_string("/proc/locks").unwrap_or_default()).filter(has_open).collect()
+}
+
+/// The processes that have a lock of flock(2) on whatever file, by `/proc/locks`:
+/// `1: FLOCK  ADVISORY  WRITE 4711 08:01:131073 0 EOF`.
+fn with_locks(table: &str) -> impl Iterator<Item = i32> {
+    table.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let is_flock = fields.next()? == "FLOCK";
+        fields.nth(2).filter(|_| is_flock)?.parse().ok()
+    })
 }
 
 #[cfg(test)]
@@ -365,13 +429,20 @@ mod tests {
         drop(prepared);
         let file = host::lock_file(&cache.directory.join(LOCK)).unwrap();
         assert_eq!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
-        let text = in_use(&cache.directory).to_string();
-        assert!(text.contains("in use by the mount at") && text.contains("--cache"), "{text}");
+        let text = refused(&cache.directory).to_string();
+        let by = format!("in use by the mount at {} (process {}): ", mount_point.display(), std::process::id());
+        assert!(text.contains(&by) && text.contains("--cache"), "{text}");
+        // Whose end has begun is waited for longer.
+        let waits = |seconds| may_end(&cache.directory, Duration::from_secs(seconds));
+        assert!(waits(9) && !waits(10));
+        loaded.note_end();
+        assert!(waits(60));
         drop(loaded);
         // At the addresses of before, with whatever an interrupted start has left.
         fs::remove_file(cache.directory.join("cluster.toml")).unwrap();
         let again = OneHost::prepare(&cache, &mount_point, Config::default()).unwrap();
         assert_eq!(again.conf().unwrap().cluster, conf.cluster);
+        assert!(!waits(60), "its end is another one");
     }
 
     #[test]
@@ -397,6 +468,13 @@ mod tests {
         fs::create_dir(&begun).unwrap();
         MADE_FIRST.iter().for_each(|name| fs::write(begun.join(name), "").unwrap());
         assert_eq!(refusal(&cache(begun), &directory.join("mnt")), "");
+    }
+
+    #[test]
+    fn who_has_a_lock_is_told_from_who_waits_and_from_other_locks() {
+        let table = "1: POSIX  ADVISORY  WRITE 11 08:01:4 0 EOF\n2: FLOCK  ADVISORY  READ 12 00:2d:131073 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 13 00:2d:131073 0 EOF\n3: FLOCK  ADVISORY  WRITE 0 08:01:7 0 EOF\n\n";
+        assert_eq!(with_locks(table).collect::<Vec<_>>(), [12, 0]);
     }
 
     #[test]

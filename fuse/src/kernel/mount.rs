@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
@@ -254,10 +254,19 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
     }
     create_for_all(&real).map_err(failed)?;
     let real = real.canonicalize().map_err(failed)?;
-    if !real.metadata().map_err(failed)?.is_dir() {
+    if !is_directory(&real).map_err(failed)? {
         return Err(MountError::NotADirectory { path: path.to_owned() });
     }
     Ok(real)
+}
+
+/// Whether a directory is at `path`. An automounter that waits there is not asked, as it is by `Path::is_dir`.
+///
+/// # Errors
+/// Those of stat(2).
+pub fn is_directory(path: &Path) -> io::Result<bool> {
+    let found = statat(CWD, path, AtFlags::NO_AUTOMOUNT)?;
+    Ok(FileType::from_raw_mode(found.st_mode) == FileType::Directory)
 }
 
 /// Creates a directory, and its parents, for everyone to look into, whatever else this process creates.

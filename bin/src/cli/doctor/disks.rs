@@ -17,6 +17,7 @@ use super::finding::{Check, Finding, Level};
 use super::host::can_be_made;
 use super::place::{Holds, Place};
 use crate::console;
+use crate::local::mounted::idle_automount;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -76,6 +77,18 @@ fn kind(magic: u32) -> Kind {
         0x794c_7630 => Kind::Overlay,
         _ => Kind::Disk,
     }
+}
+
+/// What is said of a place whose disk an automounter has not mounted yet: no look has it mounted. *Blocking*.
+pub fn idle(place: &Place) -> Option<Finding> {
+    let (what, automount) = (place.name(), idle_automount(&place.path)?);
+    let automount = automount.display();
+    Some(Finding::note(
+        Check::Directory,
+        format!("{what} was not looked at: the automount at {automount} is idle, and is mounted on first use"),
+        "nothing is known of the disk there",
+        format!("`ls {automount}/` has it mounted: ask again then"),
+    ))
 }
 
 impl Looked {

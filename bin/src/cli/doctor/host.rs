@@ -15,6 +15,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::finding::{Check, Finding, Level};
+use crate::local::mounted::idle_automount;
 
 /// Who is not root mounts by this program.
 const HELPER: &str = "fusermount3";
@@ -297,6 +298,8 @@ fn helper() -> Helper {
 /// What is at the mount point.
 #[derive(PartialEq, Eq, Debug)]
 pub enum MountPoint {
+    /// An automounter waits here, or on the way, and was not asked.
+    Idle(PathBuf),
     Empty,
     Files,
     /// Nothing, and it can be made.
@@ -313,6 +316,9 @@ pub enum MountPoint {
 impl MountPoint {
     /// Looks. Waits for a mount that hangs. *Blocking*.
     pub fn look(path: &Path) -> Self {
+        if let Some(automount) = idle_automount(path) {
+            return Self::Idle(automount);
+        }
         // The parents only: of the mount point itself a dead mount says nothing.
         let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
         let real = parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
@@ -333,6 +339,10 @@ impl MountPoint {
     pub fn judge(&self, path: &Path) -> Finding {
         let (path, check) = (path.display(), Check::MountPoint);
         let (level, what, why, todo) = match self {
+            Self::Idle(automount) => {
+                let what = format!("the automount at {} is idle, and is mounted on first use", automount.display());
+                return Finding::ok(check, what);
+            }
             Self::Empty => return Finding::ok(check, format!("{path} is an empty directory")),
             Self::Missing => return Finding::ok(check, format!("{path} is made by `cv fuse`")),
             Self::Served => return Finding::ok(check, format!("{path} is mounted, and answers")),
@@ -459,6 +469,7 @@ mod tests {
         }
         let levels = [
             (MountPoint::Served, Level::Ok),
+            (MountPoint::Idle("/mnt".into()), Level::Ok),
             (MountPoint::Files, Level::Warning),
             (MountPoint::Taken("ext4".to_owned()), Level::Warning),
             (MountPoint::Dead, Level::Error),

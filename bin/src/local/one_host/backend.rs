@@ -43,7 +43,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A process that has run for so long has not been started in vain.
 const SETTLED: Duration = Duration::from_secs(60);
 /// For the bucket to get what an fs-mode mount has, when the mount ends.
-const PERSIST_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PERSIST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Serves as master and worker, and has a supervisor hold the mount, until the mount is gone or `stop`. `parent` is the
 /// supervisor that has started this backend, if one has; otherwise `mount` is attached, and a supervisor is started.
@@ -226,6 +226,7 @@ async fn supervise_mount(
         if is_dead {
             undo_mount(mount_point)?;
         }
+        host.note_end();
         return match status.filter(|status| !status.success() && !stop.is_cancelled()) {
             Some(status) => Err(CliError::Failed(format!("what held the mount has ended: {status}"))),
             None => bring_to_bucket(&config).await,

@@ -60,6 +60,7 @@ mod tests {
             filesystem: filesystem.to_owned(),
             source: "/image".into(),
             owner: None,
+            automounter: None,
         };
         let table = [
             entry("/mnt", "erofs"),
