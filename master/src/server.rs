@@ -1,6 +1,5 @@
 //! One master process from its configuration to its orderly end.
 
-mod connections;
 mod incoming;
 mod maintenance;
 
@@ -29,7 +28,7 @@ use cavern_work::workers::calls::PooledWorkers;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
+use tonic::transport::server::{Router, Server};
 
 use crate::blocking::blocking;
 use crate::bootstrap::Bootstrap;
@@ -37,10 +36,16 @@ use crate::error::MasterError;
 use crate::feature_version::FEATURE_VERSION;
 use crate::leader_election::LeaderElection;
 use crate::leader_state::{LeaderContext, WorkerClientFactory, WorkerClients};
-use crate::service::{ANSWER_MAX, Guarded, LeaderOnly, PriorityRuntimes, REQUEST_MAX, RaftService, tenants};
+use crate::service::{ANSWER_MAX, Guarded, LeaderOnly, REQUEST_MAX, RaftService, tenants};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
+/// Connections that send nothing but must be alive are asked so often.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Calls of one connection at a time.
+const STREAMS_MAX: u32 = 1024;
+/// Calls of one connection that are ended for errors of its peer, before it is closed. `tonic` has no bound of its own.
+const ERROR_RESETS_MAX: usize = 1024;
 /// Between two looks whether the group has a leader.
 const READY_POLL: Duration = Duration::from_millis(5);
 
@@ -117,7 +122,7 @@ pub struct Master {
     consensus: Arc<Consensus>,
     /// Set when the database is closed.
     database: Free,
-    server: JoinHandle<()>,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
     leading: JoinHandle<()>,
     maintenance: JoinHandle<()>,
     ending: CancellationToken,
@@ -164,10 +169,8 @@ impl Master {
         let tenants = tenants(&conf);
         metrics.registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_master"));
         let incoming = incoming::incoming(grpc, transport, tenants, raise_descriptor_limit());
-        let runtimes = PriorityRuntimes::start(budget.blocking_threads)
-            .map_err(StateError::io("the threads for clients with much under way"))?;
-        let server = connections::serve(incoming, routes(audit, &bootstrap, &election), runtimes, ending.clone());
-        let server = host::spawn(server);
+        let router = router(audit, &bootstrap, &election);
+        let server = host::spawn(router.serve_with_incoming_shutdown(incoming, ending.clone().cancelled_owned()));
         let started = async {
             let identity = bootstrap.place(&config.cluster.masters, new_cluster_id()).await?;
             let sealer = blocking(move || Ok(SecretSealer::open(&keys)?)).await?;
@@ -295,8 +298,8 @@ fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
     Ok(if address.ends_with(":0") { bound.to_owned() } else { address })
 }
 
-/// What calls are made to.
-fn routes(audit: AuditLog, bootstrap: &Arc<Bootstrap>, election: &Arc<LeaderElection>) -> Routes {
+/// What calls are made to, and how connections are served.
+fn router(audit: AuditLog, bootstrap: &Arc<Bootstrap>, election: &Arc<LeaderElection>) -> Router {
     let masters = RaftServer::new(RaftService::new(bootstrap.clone(), election.clone()))
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(MESSAGE_MAX);
@@ -309,14 +312,17 @@ fn routes(audit: AuditLog, bootstrap: &Arc<Bootstrap>, election: &Arc<LeaderElec
     let views = LeaderOnly::new(election, |services| {
         ViewsServer::new(services).max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
     });
-    Routes::new(Guarded::new(masters, audit.clone()))
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_local_error_reset_streams(Some(ERROR_RESETS_MAX))
+        .add_service(Guarded::new(masters, audit.clone()))
         .add_service(Guarded::new(namespace, audit.clone()))
         .add_service(Guarded::new(cluster, audit.clone()))
         .add_service(Guarded::new(views, audit))
-        .prepare()
 }
 
-async fn end_server(mut server: JoinHandle<()>) {
+async fn end_server(mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
     if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
         tracing::warn!("calls in flight did not end in time");
         server.abort();

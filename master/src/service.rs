@@ -10,7 +10,6 @@ mod masters;
 mod messages;
 mod namespace;
 mod peer;
-mod priority_runtimes;
 mod roles;
 mod session;
 mod views;
@@ -21,6 +20,5 @@ pub use leader_only::LeaderOnly;
 pub use limits::tenants;
 pub use masters::RaftService;
 pub use peer::{Peer, PeerAddress};
-pub use priority_runtimes::{LowPriorityThreads, PeerRuntime, PriorityRuntimes};
 #[cfg(test)]
 pub use roles::documented;

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 use self::activity_tracker::ActivityTracker;
 use crate::identity::{Identity, Role};
@@ -76,16 +75,10 @@ struct Shared {
     known: Mutex<HashMap<Identity, Arc<Tenant>>>,
     /// Tenants that there have been.
     numbers: AtomicU64,
-    activity: Arc<ActivityTrackers>,
+    /// Who changes something.
+    changes: Arc<ActivityTracker>,
     /// Of tenants that are not remembered any more.
     forgotten: Counts,
-}
-
-/// Those who do something lately.
-#[derive(Debug, Default)]
-struct ActivityTrackers {
-    calls: ActivityTracker,
-    changes: ActivityTracker,
 }
 
 /// One client identity.
@@ -93,9 +86,7 @@ struct ActivityTrackers {
 pub struct Tenant {
     identity: Identity,
     number: u64,
-    activity: Arc<ActivityTrackers>,
-    /// When it last had much under way.
-    backlogged_at: Mutex<Option<Instant>>,
+    changes: Arc<ActivityTracker>,
     limits: TenantLimits,
     connections: AtomicUsize,
     calls: AtomicUsize,
@@ -199,7 +190,7 @@ impl Tenants {
             limits,
             known: Mutex::default(),
             numbers: AtomicU64::new(0),
-            activity: Arc::default(),
+            changes: Arc::default(),
             forgotten: Counts::default(),
         }))
     }
@@ -224,7 +215,7 @@ impl Tenants {
     }
 
     fn tenant(&self, identity: &Identity) -> Arc<Tenant> {
-        let Shared { limits, known, numbers, activity, forgotten } = &*self.0;
+        let Shared { limits, known, numbers, changes, forgotten } = &*self.0;
         let mut known = known.lock();
         if let Some(tenant) = known.get(identity) {
             return tenant.clone();
@@ -244,8 +235,7 @@ impl Tenants {
         let tenant = Arc::new(Tenant {
             identity: identity.clone(),
             number: numbers.fetch_add(1, Ordering::Relaxed),
-            activity: activity.clone(),
-            backlogged_at: Mutex::new(None),
+            changes: changes.clone(),
             limits: *limits,
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
@@ -290,26 +280,9 @@ impl Tenant {
         self.rate.take(operations as u64);
     }
 
-    /// A call of it is worked on now.
-    pub fn record_call(&self) {
-        self.activity.calls.record(self.number);
-    }
-
     /// It changes something now: whether others have in the last second.
     pub fn record_change(&self) -> bool {
-        self.activity.changes.record(self.number)
-    }
-
-    /// It has much under way now.
-    pub fn record_backlog(&self) {
-        *self.backlogged_at.lock() = Some(Instant::now());
-    }
-
-    /// Whether it has had much under way in the last second, while others did something, too.
-    pub fn is_noisy_neighbour(&self) -> bool {
-        let is_busy = self.backlogged_at.lock().is_some_and(|at| at.elapsed() < activity_tracker::ACTIVE_FOR);
-        let ActivityTrackers { calls, changes } = &*self.activity;
-        is_busy && (calls.are_others_active(self.number) || changes.are_others_active(self.number))
+        self.changes.record(self.number)
     }
 
     /// One more call, until what is returned is dropped.

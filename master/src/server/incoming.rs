@@ -7,6 +7,7 @@
 //! A client that has shown its identity has so many connections at a time. Of one more the calls are refused, with the
 //! reason, and it keeps its place among those of whom nothing is known.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
+use tonic::transport::server::Connected;
 
 use crate::service::{Peer, PeerAddress};
 
@@ -41,7 +43,7 @@ pub fn incoming(
     transport: Transport,
     tenants: Tenants,
     descriptor_limit: u64,
-) -> impl Stream<Item = Incoming> {
+) -> impl Stream<Item = Result<Incoming, Infallible>> {
     let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
     let unknown = HandshakeSlots::new(UNKNOWN_MAX.min(places.div_ceil(4)));
     let acceptor = Acceptor {
@@ -54,7 +56,7 @@ pub fn incoming(
     };
     stream::unfold(acceptor, |acceptor| async move {
         let next = accept(&acceptor).await;
-        Some((next, acceptor))
+        Some((Ok(next), acceptor))
     })
 }
 
@@ -145,11 +147,6 @@ impl Incoming {
         }
     }
 
-    /// Where it comes from.
-    pub fn peer(&self) -> &Peer {
-        &self.peer
-    }
-
     /// The stream, when the handshake is done.
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut (dyn Duplex + Unpin)>>> {
         if let Wire::Accepting(accept) = &mut self.wire {
@@ -201,6 +198,15 @@ impl Incoming {
             Some(place) => place.poll_displaced(cx).map(|()| io::Error::other("others came, and all places are taken")),
             None => Poll::Pending,
         }
+    }
+}
+
+/// All of its calls have the peer among their extensions.
+impl Connected for Incoming {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
     }
 }
 
@@ -278,7 +284,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut incoming = Box::pin(incoming(listener, Transport::Plain, nobody(), 2));
         let _first = TcpStream::connect(address).await.unwrap();
-        let accepted = incoming.next().await.unwrap();
+        let accepted = incoming.next().await.unwrap().unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
         let refused = async {
             assert_eq!(second.read(&mut [0; 1]).await.unwrap_or(0), 0, "closed without a word");
@@ -289,7 +295,7 @@ mod tests {
         }
         drop(accepted);
         let _third = TcpStream::connect(address).await.unwrap();
-        incoming.next().await.unwrap();
+        incoming.next().await.unwrap().unwrap();
     }
 
     #[tokio::test]

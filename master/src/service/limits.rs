@@ -23,8 +23,6 @@ use super::{messages, roles};
 
 /// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
 const TURNS: usize = 256;
-/// Calls or changes of one client under way that nobody else notices: with more it is much.
-const FEW: usize = 8;
 /// Changes of one client that wait for their entry of the log, or are in one: two entries, so that one is filled while
 /// the other is written, and what others change waits for no more than these.
 const CHANGES: usize = 512;
@@ -140,12 +138,7 @@ async fn begin<'a>(tenant: &'a Tenant, path: &str, is_patient: bool) -> Result<O
         return Ok(None);
     }
     // It is never closed.
-    let turn = tenant.turns.acquire().await.ok();
-    tenant.record_call();
-    if TURNS - tenant.turns.available_permits() > FEW {
-        tenant.record_backlog();
-    }
-    Ok(turn)
+    Ok(tenant.turns.acquire().await.ok())
 }
 
 async fn wait_for_rate(tenant: &Tenant) -> Result<(), Status> {
@@ -219,9 +212,6 @@ pub(super) fn changes(tenant: Arc<Tenant>, lookups: Lookups, call: MutateRequest
         tenant.counts.wait(wait).await;
         unused.are_used();
         let each = if tenant.record_change() { CHANGES / CHANGES_AMONG_OTHERS } else { 1 };
-        if (CHANGES - tenant.room.available_permits()) / each + changes > FEW {
-            tenant.record_backlog();
-        }
         // What is more than all takes all. It is never closed.
         let room = tenant.room.clone().acquire_many_owned((changes * each).min(CHANGES) as u32).await.ok();
         (call, room.map(Arc::new))

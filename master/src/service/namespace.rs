@@ -1,6 +1,5 @@
 //! The `Namespace` service.
 
-use cavern_conf::host;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     Attr, CheckAccessReply, CheckAccessRequest, CheckOpenRefsReply, CheckOpenRefsRequest, Entry, Extent,
@@ -29,7 +28,6 @@ use super::call::{Answer, Answers, OrStatus as _, asker, check_count};
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::limits;
-use super::priority_runtimes::PeerRuntime;
 use crate::services::Services;
 
 /// Pages that wait for a slow reader.
@@ -159,19 +157,15 @@ impl Namespace for Services {
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Answer<Self::MutateStream> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
         let (services, asker, audited) = (self.clone(), asker(&request).cloned(), AuditedCall::of(&request));
-        let (tenant, runtime) = (limits::tenant(&request), PeerRuntime::of(&request));
+        let tenant = limits::tenant(&request);
         let calls = request.into_inner();
-        let serving = self.tasks.track_future(async move {
+        self.tasks.spawn(async move {
             let client = (asker.as_ref(), tenant.as_ref());
             tokio::select! {
                 () = services.serve_changes(calls, client, audited.as_ref(), &answers) => {}
                 () = services.stop.cancelled() => {}
             }
         });
-        match runtime {
-            Some(runtime) => runtime.spawn(serving),
-            None => drop(host::spawn(serving)),
-        }
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 

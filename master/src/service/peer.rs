@@ -30,11 +30,6 @@ impl Peer {
             None => Ok(None),
         }
     }
-
-    /// Whether it is a client that has much under way while others have something, too.
-    pub fn is_noisy_neighbour(&self) -> bool {
-        matches!(self.tenant.get(), Some(Ok(tenant)) if tenant.is_noisy_neighbour())
-    }
 }
 
 /// `None` where the connection has ended meanwhile.

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Others are there for so long after they were heard of last.
-pub(super) const ACTIVE_FOR: Duration = Duration::from_secs(1);
+const ACTIVE_FOR: Duration = Duration::from_secs(1);
 
 /// Those who do the same thing. Remembers the two that it has heard of last.
 #[derive(Debug, Default)]
@@ -23,12 +23,6 @@ impl ActivityTracker {
         seen[0] = Some((own, now));
         seen[1].is_some_and(|(other, at)| other != own && now - at < ACTIVE_FOR)
     }
-
-    /// Whether another has done it lately.
-    pub(super) fn are_others_active(&self, own: u64) -> bool {
-        let now = Instant::now();
-        self.0.lock().iter().flatten().any(|(other, at)| *other != own && now - *at < ACTIVE_FOR)
-    }
 }
 
 #[cfg(test)]
@@ -43,12 +37,10 @@ mod tests {
         assert!(activity.record(2));
         assert!(activity.record(1));
         tokio::time::advance(ACTIVE_FOR / 2).await;
-        assert!(activity.are_others_active(1) && activity.are_others_active(2) && activity.are_others_active(3));
         assert!(activity.record(1) && activity.record(3), "1 was here");
         assert!(activity.record(1));
         tokio::time::advance(ACTIVE_FOR).await;
-        assert!(!activity.are_others_active(4) && !activity.record(1), "2 and 3 have gone");
-        assert!(!activity.are_others_active(1));
+        assert!(!activity.record(1), "2 and 3 have gone");
         assert!(activity.record(2) && activity.record(1));
     }
 }
