@@ -169,7 +169,8 @@ impl TestMaster {
         clock: Clock,
     ) -> Result<Self, MasterError> {
         let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self::listening(grpc, config, dir, fillers, clock).await
+        // Boxed, since each test holds the future of a whole start.
+        Box::pin(Self::listening(grpc, config, dir, fillers, clock)).await
     }
 
     /// Puts workers 1 to `count` into the table: blocks are committed at no others.
