@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use super::connect::{LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, word};
+use super::connect::{LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, new_request_id, rpc, word};
 use super::fs::{blocks, with_client};
 use super::job::{RATE_SECONDS, begin};
 use crate::console::{self, Progress};
@@ -67,11 +67,8 @@ impl LoadArgs {
         };
         let (name, paths) = match (path, files_from) {
             (Some(path), _) if !check && !evict => {
-                let load = async |mut master: Stubs, request_id| {
-                    let request = SubmitLoadRequest { path: path.clone(), request_id, metadata_only };
-                    master.cluster.submit_load(request).await
-                };
-                return begin(&result, watch, load).await;
+                let request = SubmitLoadRequest { path, request_id: new_request_id(), metadata_only };
+                return begin(&result, watch, rpc!(cluster.submit_load(request))).await;
             }
             (Some(path), _) => (path.clone(), vec![path]),
             (None, Some(list)) => {

@@ -14,7 +14,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use self::certificates::CertificateView;
-use super::connect::{ResultArgs, word};
+use super::connect::{ResultArgs, rpc, word};
 use super::job::JobView;
 use super::mount::{self, MountView};
 use crate::console::{self, or_dash};
@@ -53,8 +53,7 @@ impl ReportArgs {
         let config = self.result.cluster.config()?;
         let masters = MasterChannel::connect(&config).await?;
         if self.tasks {
-            let ask = async |mut master: Stubs| master.cluster.status(StatusRequest::default()).await;
-            let tasks = masters.ask_unary(ask).await?.tasks;
+            let tasks = masters.ask_unary(rpc!(cluster.status(StatusRequest::default()))).await?.tasks;
             return self.result.show(&tasks.iter().map(task_view).collect::<Vec<_>>(), || {
                 let heading = ["TASK", "STATE", "RUNS", "LAST RUN", "ERRORS", "LAST ERROR"];
                 console::table(heading, tasks.iter().map(task_row))
