@@ -162,7 +162,7 @@ pub(super) async fn list_object_versions(
     for VersionRow { key, version, is_latest } in rows {
         let (key, id) = (Some(encoding.write(&key)), Some(version.version_id()));
         let (is_latest, last_modified) = (Some(is_latest), Some(timestamp(version.modified_s)));
-        if version.is_delete_marker() {
+        if version.is_deleted() {
             let marker = DeleteMarkerEntry { key, version_id: id, is_latest, last_modified, ..Default::default() };
             delete_markers.push(marker);
             continue;
