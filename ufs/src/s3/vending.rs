@@ -18,8 +18,8 @@ use cavern_proto::StoreUri;
 use super::credentials::{Provider, Renewing, Scope};
 use super::keys::{KeyError, KeyRight, VendedKeys};
 use super::options::S3Options;
-use super::shared::SharedBucket;
 use crate::error::UfsError;
+use crate::shared_store::SharedStore;
 
 /// Has STS give out keys for the prefix of a mount. They are renewed in the middle of their life, by one request for
 /// all who ask. Cheap to clone.
@@ -28,7 +28,7 @@ pub struct KeyVendor {
     read: Renewing,
     write: Renewing,
     /// Where others that are opened find both.
-    _shared: Arc<SharedBucket>,
+    _shared: Arc<SharedStore>,
 }
 
 cavern_conf::debug_only!(KeyVendor { read });
@@ -52,7 +52,7 @@ impl KeyVendor {
         let StoreUri::S3 { bucket, prefix } = StoreUri::parse(uri)? else { return Ok(None) };
         let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
         let Some(vended) = &options.vended else { return Ok(None) };
-        let shared = SharedBucket::of(&options.store_id(&bucket));
+        let shared = SharedStore::of_bucket(&bucket, &options, conf);
         let keys = |right| {
             let policy = policy::of(&vended.role.arn, &bucket, &prefix, right)?;
             Provider::vended(&options, &vended.role, Scope { policy, life: vended.life }, conf, &shared.credentials)
