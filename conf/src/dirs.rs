@@ -20,12 +20,6 @@ named_values! {
     }
 }
 
-impl Display for Tier {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
-    }
-}
-
 /// One cache directory of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirSpec {
