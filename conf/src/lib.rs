@@ -34,7 +34,7 @@ mod units;
 
 pub use budget::{Budget, Budgets, Limits};
 pub use check::check_master;
-pub use dirs::{DirError, DirSpec, Tier};
+pub use dirs::{DirSpec, Tier};
 pub use endpoint::AllowedEndpoint;
 pub use error::{ConfigError, Problem, SettingSource};
 pub use exposure::Role;
