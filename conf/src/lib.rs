@@ -43,4 +43,4 @@ pub use file_usage::FileUsage;
 pub use host_limits::{HostLimits, control_groups};
 pub use load::Effective;
 pub use schema::Config;
-pub use units::{ByteSize, Interval, ResourceLimit, UnitError, counted};
+pub use units::{ByteSize, Interval, ResourceLimit, counted};

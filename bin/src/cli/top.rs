@@ -35,7 +35,7 @@ pub struct TopArgs {
 }
 
 fn interval(text: &str) -> Result<Interval, String> {
-    let interval = text.parse::<Interval>().map_err(|error| error.to_string())?;
+    let interval = text.parse::<Interval>()?;
     if interval < SHORTEST { Err(format!("{interval} is shorter than {SHORTEST}")) } else { Ok(interval) }
 }
 
