@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cavern_conf::schema;
-use cavern_proto::StoreUri;
+use cavern_proto::{Scheme, StoreUri};
 
 use super::credentials::{Provider, Renewing, Scope};
 use super::keys::{KeyError, KeyRight, VendedKeys};
@@ -49,7 +49,9 @@ impl KeyVendor {
     /// [`UfsError::Invalid`] for a URI or an option that is wrong, where nothing says who gives out the role, and for a
     /// prefix whose policy is longer than STS takes.
     pub fn open(uri: &str, options: &HashMap<String, String>, conf: &schema::Ufs) -> Result<Option<Self>, UfsError> {
-        let StoreUri::S3 { bucket, prefix } = StoreUri::parse(uri)? else { return Ok(None) };
+        let StoreUri::Bucket { scheme: Scheme::S3, name: bucket, prefix } = StoreUri::parse(uri)? else {
+            return Ok(None);
+        };
         let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
         let Some(vended) = &options.vended else { return Ok(None) };
         let shared = SharedStore::of_bucket(&bucket, &options, conf);
