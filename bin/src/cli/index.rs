@@ -1,12 +1,9 @@
 //! `cv index`, and how far the index of a mount is.
 
-use std::time::Duration;
-
 use cavern_conf::{counted, process};
 use cavern_net::MasterChannel;
 use cavern_proto::master::{IndexMountRequest, ListMountsRequest, MountStatus, MountTable};
 use clap::Args;
-use indicatif::HumanDuration;
 use serde_json::{Value, json};
 
 use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, rpc};
@@ -140,8 +137,7 @@ impl<'a> IndexView<'a> {
             0 => String::new(),
             streams => format!(", {}/s, {streams} LISTs at a time", status.index_rate),
         };
-        let left = self.eta_seconds().map(|eta| format!(", {} left", HumanDuration(Duration::from_secs(eta))));
-        let left = left.unwrap_or_default();
+        let left = console::left(self.eta_seconds().map(|seconds| seconds as f64));
         format!("{} is being indexed: {entries}{about}{unlisted}{streams}{left}{failing}", self.path)
     }
 

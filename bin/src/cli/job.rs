@@ -1,13 +1,10 @@
 //! `cv export` and `cv job`: long work of the masters, which goes on without the command that began it.
 
-use std::time::Duration;
-
 use cavern_conf::{counted, host, process};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job, JobKind, JobState, ListJobsRequest, SubmitExportRequest};
 use clap::{Args, Subcommand};
-use indicatif::HumanDuration;
 use serde::{Serialize, Serializer};
 use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status};
@@ -97,13 +94,11 @@ impl JobCommand {
 
 /// A job as it stands.
 async fn get(masters: &MasterChannel, id: u64) -> Result<JobView, CliError> {
-    let request = GetJobRequest { id, ..GetJobRequest::default() };
-    Ok(masters.ask_unary(rpc!(cluster.get_job(request))).await?.into())
+    Ok(masters.ask_unary(rpc!(cluster.get_job(GetJobRequest { id, ..GetJobRequest::default() }))).await?.into())
 }
 
 async fn cancel(masters: &MasterChannel, id: u64) -> Result<JobView, CliError> {
-    let request = GetJobRequest { id, ..GetJobRequest::default() };
-    Ok(masters.ask_unary(rpc!(cluster.cancel_job(request))).await?.into())
+    Ok(masters.ask_unary(rpc!(cluster.cancel_job(GetJobRequest { id, ..GetJobRequest::default() }))).await?.into())
 }
 
 /// Begins a job, once, and follows it if that is wanted.
@@ -268,8 +263,7 @@ impl JobView {
             _ => format!(", {} of {}{so_far}", console::size(job.bytes_done), console::size(job.bytes_total)),
         };
         let rates = (self.rate(job.files_done), console::size(self.rate(job.bytes_done) as u64));
-        let eta = self.eta_seconds().map(|eta| Duration::try_from_secs_f64(eta).unwrap_or(Duration::MAX));
-        let left = eta.map(|eta| format!(", {} left", HumanDuration(eta))).unwrap_or_default();
+        let left = console::left(self.eta_seconds());
         let (id, kind, path, state) = (job.id, self.kind(), &job.path, self.state());
         format!(
             "job {id} {kind} {path} {state}: {files}{bytes}{fetched}, {:.0} files/s, {}/s{left}{errors}",

@@ -12,7 +12,6 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{Job, JobKind, JobState, LoadFilesRequest, SubmitLoadRequest};
 use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use indicatif::HumanDuration;
 use serde_json::Value;
 use tokio::time::Instant;
 use tonic::{Response, Status};
@@ -277,8 +276,7 @@ impl ListProgress {
             let files = format!("{} of {} as a whole", sum.files_done, counted(sum.files_total, "file"));
             return format!("{}: {share} cached, {bytes}, {files}{errors}", self.name);
         }
-        let eta = self.eta_seconds(paths_done).map(|eta| Duration::try_from_secs_f64(eta).unwrap_or(Duration::MAX));
-        let left = eta.map(|eta| format!(", {} left", HumanDuration(eta))).unwrap_or_default();
+        let left = console::left(self.eta_seconds(paths_done));
         let content = match self.kind {
             JobKind::LoadMetadata => String::new(),
             _ => format!(

@@ -91,6 +91,8 @@ impl ReportArgs {
 impl Report {
     fn view(&self) -> Value {
         let Self { status, unavailable, .. } = self;
+        // Who says to have been told of later entries of the log than the masters have.
+        let rollback = |past: &Rollback| console::fields! { past; who, told, had, kept_blocks, kept_bytes; };
         console::fields! { status;
             cluster_id, version, leader, applied_index, inodes, sessions;
             "group": self.group,
@@ -104,7 +106,7 @@ impl Report {
                 "paths": paths(&unavailable.listed),
             },
             "lost": {"files": unavailable.lost_files, "paths": paths(&unavailable.lost)},
-            "rollbacks": status.rollbacks.iter().map(rollback_view).collect::<Vec<_>>(),
+            "rollbacks": status.rollbacks.iter().map(rollback).collect::<Vec<_>>(),
             "certificates": self.certificates,
         }
     }
@@ -210,11 +212,6 @@ fn print_paths(files: u64, named: &[UnavailableFile]) -> Result<(), CliError> {
     }
     let more = files.saturating_sub(named.len() as u64);
     if more > 0 { console::line(format_args!("          and {more} more")) } else { Ok(()) }
-}
-
-/// Who says to have been told of later entries of the log than the masters have.
-fn rollback_view(past: &Rollback) -> Value {
-    console::fields! { past; who, told, had, kept_blocks, kept_bytes; }
 }
 
 /// Sums over the live workers, since each of them started, as JSON has them.

@@ -242,10 +242,6 @@ async fn usage(masters: &MasterChannel, path: &str) -> Result<UsageProgress, Cli
     }
 }
 
-fn usage_view(path: &str, usage: &UsageProgress) -> Value {
-    json!({"path": path, "directories": usage.directories, "files": usage.files, "bytes": usage.bytes})
-}
-
 impl DuArgs {
     pub async fn run(&self, result: &ResultArgs) -> Result<(), CliError> {
         let masters = result.cluster.masters().await?;
@@ -274,8 +270,10 @@ impl DuArgs {
             }
         }
         found.push((self.path.clone(), usage(&masters, &self.path).await?));
-        let views: Vec<Value> = found.iter().map(|(path, usage)| usage_view(path, usage)).collect();
-        result.show(&views, || {
+        let view = |(path, usage): &(String, UsageProgress)| {
+            console::fields! { usage; directories, files, bytes; "path": path }
+        };
+        result.show(&found.iter().map(view).collect::<Vec<_>>(), || {
             let row = |(path, usage): &(String, UsageProgress)| {
                 let [directories, files] = [usage.directories, usage.files].map(|count| count.to_string());
                 [directories, files, console::size(usage.bytes), path.clone()]
