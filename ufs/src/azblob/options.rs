@@ -91,13 +91,8 @@ impl AzblobOptions {
     pub(crate) fn parse(options: &HashMap<String, String>) -> Result<Self, UfsError> {
         check_names(Scheme::Azblob, options)?;
         let given = |name: &str| options.get(name).map(String::as_str).filter(|value| !value.is_empty());
-        let account = given(ACCOUNT).ok_or_else(|| {
-            UfsError::invalid(
-                ACCOUNT,
-                "it is not given",
-                "give the name of the storage account: -c azblob.account=NAME",
-            )
-        })?;
+        let remedy = "give the name of the storage account: -c azblob.account=NAME";
+        let account = given(ACCOUNT).ok_or_else(|| UfsError::invalid(ACCOUNT, "it is not given", remedy))?;
         if !(3..=24).contains(&account.len())
             || !account.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
         {

@@ -49,11 +49,8 @@ impl GsOptions {
         let endpoint = given(ENDPOINT).map(|value| normalize_endpoint(ENDPOINT, value)).transpose()?;
         let anonymous = given(ANONYMOUS).map(|value| boolean(ANONYMOUS, value)).transpose()?.unwrap_or(false);
         let of_several = |name: &str| {
-            UfsError::invalid(
-                name,
-                "other credentials are given too",
-                format!("leave all but one of {KEY}, {SOURCE} and {ANONYMOUS} out"),
-            )
+            let remedy = format!("leave all but one of {KEY}, {SOURCE} and {ANONYMOUS} out");
+            UfsError::invalid(name, "other credentials are given too", remedy)
         };
         let credentials = match (anonymous, given(KEY), given(SOURCE)) {
             (true, None, None) => Credentials::Anonymous,
