@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use terminal_size::{Width, terminal_size_of};
 use tokio::time::Instant;
@@ -187,6 +187,12 @@ pub fn size(bytes: u64) -> String {
 /// Part of a whole in percent, or a dash of nothing.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
+/// `, 5 minutes left` of an estimate in seconds; nothing where there is none.
+pub fn left(seconds: Option<f64>) -> String {
+    let eta = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+    eta.map(|eta| format!(", {} left", HumanDuration(eta))).unwrap_or_default()
 }
 
 /// The length of every bar: its steps are finer than a terminal can show.

@@ -136,7 +136,7 @@ fn worker(worker: &Worker, rules: &mut Rules<'_>) {
     });
     let dirs = worker.dir_specs();
     if let Err(error) = &dirs {
-        rules.refuse("worker.dirs", error.to_string());
+        rules.refuse("worker.dirs", error.clone());
     }
     let socket = match dirs.as_deref() {
         Ok([first, ..]) if !is_set(&worker.socket) => first.path.join("worker.sock"),

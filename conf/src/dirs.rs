@@ -4,11 +4,9 @@ use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use thiserror::Error;
-
 use crate::rules::is_absolute_and_plain;
 use crate::schema::Worker;
-use crate::units::{ByteSize, UnitError};
+use crate::units::ByteSize;
 
 named_values! {
     /// What kind of storage a directory lies on, from the fastest to the slowest.
@@ -17,12 +15,6 @@ named_values! {
         Mem = "MEM",
         Ssd = "SSD",
         Hdd = "HDD",
-    }
-}
-
-impl Display for Tier {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
     }
 }
 
@@ -45,49 +37,29 @@ impl Display for DirSpec {
     }
 }
 
-/// Why a text names no cache directory.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum DirError {
-    #[error("\"{0}\" has no tier in front: write it as \"[SSD:1TB]/path\" or \"[SSD]/path\"")]
-    NoTier(String),
-    #[error("\"{text}\" has the unknown tier \"{tier}\": the tiers are MEM, SSD, HDD, as in \"[SSD:1TB]/path\"")]
-    UnknownTier { text: String, tier: String },
-    #[error("the capacity in \"{text}\" {cause}")]
-    Capacity { text: String, cause: UnitError },
-    #[error("the capacity in \"{0}\" is zero: leave it out to use what the file system has")]
-    NoCapacity(String),
-    #[error("the path in \"{0}\" must be absolute and without \".\" or \"..\", as in \"[SSD:1TB]/path\"")]
-    Path(String),
-    #[error("\"{first}\" and \"{second}\" lie in one another: each directory must be one of its own")]
-    Overlap { first: DirSpec, second: DirSpec },
-}
-
 impl FromStr for DirSpec {
-    type Err = DirError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, DirError> {
-        let text_owned = || text.to_owned();
-        let (head, path) = text
-            .strip_prefix('[')
-            .and_then(|rest| rest.split_once(']'))
-            .ok_or_else(|| DirError::NoTier(text_owned()))?;
-        let (tier, capacity) = match head.split_once(':') {
-            Some((tier, capacity)) => (tier, Some(capacity)),
-            None => (head, None),
-        };
-        let tier = Tier::ALL
-            .into_iter()
-            .find(|known| known.name() == tier)
-            .ok_or_else(|| DirError::UnknownTier { text: text_owned(), tier: tier.to_owned() })?;
-        let capacity = match capacity.map(str::parse::<ByteSize>) {
-            Some(Err(cause)) => return Err(DirError::Capacity { text: text_owned(), cause }),
-            Some(Ok(size)) if size.bytes() == 0 => return Err(DirError::NoCapacity(text_owned())),
-            Some(Ok(size)) => Some(size),
-            None => None,
-        };
+    fn from_str(text: &str) -> Result<Self, String> {
+        let tiered = text.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+        let (head, path) = tiered.ok_or_else(|| {
+            format!("\"{text}\" has no tier in front: write it as \"[SSD:1TB]/path\" or \"[SSD]/path\"")
+        })?;
+        let (tier, capacity) = head.split_once(':').map_or((head, None), |(tier, size)| (tier, Some(size)));
+        let known = Tier::ALL.into_iter().find(|known| known.name() == tier);
+        let tier = known.ok_or_else(|| {
+            format!("\"{text}\" has the unknown tier \"{tier}\": the tiers are MEM, SSD, HDD, as in \"[SSD:1TB]/path\"")
+        })?;
+        let capacity = capacity.map(str::parse::<ByteSize>).transpose();
+        let capacity = capacity.map_err(|cause| format!("the capacity in \"{text}\" {cause}"))?;
+        if capacity.is_some_and(|size| size.bytes() == 0) {
+            return Err(format!("the capacity in \"{text}\" is zero: leave it out to use what the file system has"));
+        }
         let path = Path::new(path);
         if !is_absolute_and_plain(path) {
-            return Err(DirError::Path(text_owned()));
+            return Err(format!(
+                "the path in \"{text}\" must be absolute and without \".\" or \"..\", as in \"[SSD:1TB]/path\""
+            ));
         }
         // Rebuilt from its components, so that "/a//b/" and "/a/b" are the same directory.
         Ok(Self { tier, capacity, path: path.components().collect() })
@@ -99,13 +71,15 @@ impl Worker {
     ///
     /// # Errors
     /// The first entry that is malformed, or that equals, contains or lies inside an earlier one.
-    pub fn dir_specs(&self) -> Result<Vec<DirSpec>, DirError> {
+    pub fn dir_specs(&self) -> Result<Vec<DirSpec>, String> {
         let mut specs: Vec<DirSpec> = Vec::with_capacity(self.dirs.len());
         for text in &self.dirs {
             let spec: DirSpec = text.parse()?;
             let overlaps = |other: &&DirSpec| other.path.starts_with(&spec.path) || spec.path.starts_with(&other.path);
             if let Some(first) = specs.iter().find(overlaps) {
-                return Err(DirError::Overlap { first: first.clone(), second: spec });
+                return Err(format!(
+                    "\"{first}\" and \"{spec}\" lie in one another: each directory must be one of its own"
+                ));
             }
             specs.push(spec);
         }
@@ -150,7 +124,7 @@ mod tests {
             ("[SSD]", "must be absolute"),
         ];
         for (text, expected) in cases {
-            let error = text.parse::<DirSpec>().unwrap_err().to_string();
+            let error = text.parse::<DirSpec>().unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
@@ -159,7 +133,8 @@ mod tests {
     fn directories_may_not_overlap() {
         assert_eq!(worker(&["[SSD]/a", "[SSD]/ab", "[HDD]/b/a"]).dir_specs().unwrap().len(), 3);
         for dirs in [["[SSD]/a", "[HDD:1TB]/a/"], ["[SSD]/a", "[SSD]/a/b"], ["[SSD]/a/b", "[SSD]/a"]] {
-            assert!(matches!(worker(&dirs).dir_specs(), Err(DirError::Overlap { .. })), "{dirs:?}");
+            let error = worker(&dirs).dir_specs().unwrap_err();
+            assert!(error.contains("lie in one another"), "{dirs:?}: {error}");
         }
     }
 }

@@ -34,7 +34,7 @@ mod units;
 
 pub use budget::{Budget, Budgets, Limits};
 pub use check::check_master;
-pub use dirs::{DirError, DirSpec, Tier};
+pub use dirs::{DirSpec, Tier};
 pub use endpoint::AllowedEndpoint;
 pub use error::{ConfigError, Problem, SettingSource};
 pub use exposure::Role;
@@ -43,4 +43,4 @@ pub use file_usage::FileUsage;
 pub use host_limits::{HostLimits, control_groups};
 pub use load::Effective;
 pub use schema::Config;
-pub use units::{ByteSize, Interval, ResourceLimit, UnitError, counted};
+pub use units::{ByteSize, Interval, ResourceLimit, counted};

@@ -1,6 +1,7 @@
 //! What enumerations with names, and types with secrets, have alike.
 
-/// An enumeration with `ALL` its values in their order, each at the position `self as usize`, and the `name` of each.
+/// An enumeration with `ALL` its values in their order, each at the position `self as usize`, and the `name` of each,
+/// as which it is displayed.
 #[macro_export]
 macro_rules! named_values {
     ($(#[$meta:meta])* $vis:vis enum $type:ident { $($(#[$doc:meta])* $value:ident = $name:literal,)+ }) => {
@@ -14,6 +15,12 @@ macro_rules! named_values {
             /// The name of the value.
             $vis fn name(self) -> &'static str {
                 match self { $(Self::$value => $name,)+ }
+            }
+        }
+
+        impl ::std::fmt::Display for $type {
+            fn fmt(&self, out: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                out.pad(self.name())
             }
         }
     };

@@ -351,7 +351,7 @@ pub enum OutageLookups {
 
 /// A switch that may be left to the process: `"auto"`, `true` or `false` in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "AutoOrSwitch", into = "AutoOrSwitch")]
+#[serde(try_from = "toml::Value", into = "toml::Value")]
 pub enum Choice {
     Auto,
     On,
@@ -375,38 +375,26 @@ impl From<bool> for Choice {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(untagged, expecting = "must be \"auto\", true or false")]
-enum AutoOrSwitch {
-    Switch(bool),
-    Word(Word),
-}
+impl TryFrom<toml::Value> for Choice {
+    type Error = &'static str;
 
-/// In the environment a switch is a word, too.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Word {
-    Auto,
-    True,
-    False,
-}
-
-impl From<AutoOrSwitch> for Choice {
-    fn from(written: AutoOrSwitch) -> Self {
-        match written {
-            AutoOrSwitch::Word(Word::Auto) => Self::Auto,
-            AutoOrSwitch::Switch(true) | AutoOrSwitch::Word(Word::True) => Self::On,
-            AutoOrSwitch::Switch(false) | AutoOrSwitch::Word(Word::False) => Self::Off,
+    fn try_from(written: toml::Value) -> Result<Self, &'static str> {
+        match (written.as_bool(), written.as_str()) {
+            (_, Some("auto")) => Ok(Self::Auto),
+            // In the environment a switch is a word, too.
+            (Some(true), _) | (_, Some("true")) => Ok(Self::On),
+            (Some(false), _) | (_, Some("false")) => Ok(Self::Off),
+            _ => Err("must be \"auto\", true or false"),
         }
     }
 }
 
-impl From<Choice> for AutoOrSwitch {
+impl From<Choice> for toml::Value {
     fn from(choice: Choice) -> Self {
         match choice {
-            Choice::Auto => Self::Word(Word::Auto),
-            Choice::On => Self::Switch(true),
-            Choice::Off => Self::Switch(false),
+            Choice::Auto => "auto".into(),
+            Choice::On => true.into(),
+            Choice::Off => false.into(),
         }
     }
 }

@@ -12,7 +12,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use thiserror::Error;
 
 pub use self::resource_limit::ResourceLimit;
 
@@ -24,11 +23,6 @@ pub fn counted(count: u64, what: &str) -> String {
         _ => format!("{count} {what}s"),
     }
 }
-
-/// Why a text is not a size or a duration: a clause that says what would be right.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct UnitError(String);
 
 /// A kind of quantity: its units from the smallest to the largest, each with its size in the smallest.
 struct Scale {
@@ -74,35 +68,33 @@ const TIME: Scale = Scale {
 };
 
 impl Scale {
-    fn parse(&self, text: &str) -> Result<u64, UnitError> {
+    /// The error is a clause that says what would be right.
+    fn parse(&self, text: &str) -> Result<u64, String> {
         let Self { example, example_unit, listed, .. } = self;
-        let refused = |why: String| Err(UnitError(why));
         if text.is_empty() {
-            return refused(format!("is empty: write a whole number and a unit, as \"{example}\""));
+            return Err(format!("is empty: write a whole number and a unit, as \"{example}\""));
         }
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
         if number.is_empty() {
-            return refused(format!("\"{text}\" does not start with a whole number: write it as \"{example}\""));
+            return Err(format!("\"{text}\" does not start with a whole number: write it as \"{example}\""));
         }
-        let too_large = || UnitError(format!("\"{text}\" is too large"));
+        let too_large = || format!("\"{text}\" is too large");
         let number: u64 = number.parse().map_err(|_| too_large())?;
         if unit.is_empty() && number == 0 {
             // Nothing is nothing in every unit.
             return Ok(0);
         }
         if unit.is_empty() {
-            return refused(format!("\"{text}\" has no unit: write it as \"{text}{example_unit}\" (units: {listed})"));
+            return Err(format!("\"{text}\" has no unit: write it as \"{text}{example_unit}\" (units: {listed})"));
         }
         if unit.starts_with(['.', ',']) {
-            return refused(format!(
-                "\"{text}\" has a fraction: write a whole number of a smaller unit (units: {listed})"
-            ));
+            return Err(format!("\"{text}\" has a fraction: write a whole number of a smaller unit (units: {listed})"));
         }
         let Some((_, size)) = self.units.iter().find(|(name, _)| *name == unit) else {
             let nearest = self.nearest(unit.trim()).map(|unit| format!(", did you mean \"{unit}\"?"));
             let nearest = nearest.unwrap_or_default();
-            return refused(format!("\"{text}\" has the unknown unit \"{unit}\"{nearest} (units: {listed})"));
+            return Err(format!("\"{text}\" has the unknown unit \"{unit}\"{nearest} (units: {listed})"));
         };
         number.checked_mul(*size).ok_or_else(too_large)
     }
@@ -125,13 +117,9 @@ impl Scale {
             }
         }
         if value == 0 {
-            best = (0, self.example_zero());
+            best = (0, if self.units[0].0 == "B" { "B" } else { "s" });
         }
         out.pad(&format!("{}{}", best.0, best.1))
-    }
-
-    fn example_zero(&self) -> &'static str {
-        if self.units[0].0 == "B" { "B" } else { "s" }
     }
 }
 
@@ -167,9 +155,9 @@ impl ByteSize {
 }
 
 impl FromStr for ByteSize {
-    type Err = UnitError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnitError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         BYTES.parse(text).map(Self)
     }
 }
@@ -225,9 +213,9 @@ impl From<Interval> for Duration {
 }
 
 impl FromStr for Interval {
-    type Err = UnitError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnitError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         TIME.parse(text).map(Self::nanos)
     }
 }
@@ -244,7 +232,7 @@ struct QuantityVisitor<T> {
     quantity: std::marker::PhantomData<T>,
 }
 
-impl<T: FromStr<Err = UnitError>> serde::de::Visitor<'_> for QuantityVisitor<T> {
+impl<T: FromStr<Err = String>> serde::de::Visitor<'_> for QuantityVisitor<T> {
     type Value = T;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -330,7 +318,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_answered_with_what_would_be_right() {
-        let size = |text: &str| text.parse::<ByteSize>().unwrap_err().to_string();
+        let size = |text: &str| text.parse::<ByteSize>().unwrap_err();
         assert!(size("").contains("as \"64MiB\""));
         assert!(size("64").contains("has no unit: write it as \"64MiB\""));
         assert!(size("64mib").contains("did you mean \"MiB\"?"));
@@ -340,7 +328,7 @@ mod tests {
         assert!(size("-1GiB").contains("whole number"));
         assert!(size("99999999PiB").contains("too large"));
         assert!(size("99999999999999999999999B").contains("too large"));
-        let time = |text: &str| text.parse::<Interval>().unwrap_err().to_string();
+        let time = |text: &str| text.parse::<Interval>().unwrap_err();
         assert!(time("10").contains("write it as \"10s\""));
         assert!(time("10sec").contains("did you mean \"s\"?"));
         assert!(time("10S").contains("did you mean \"s\"?"));

@@ -67,10 +67,6 @@ impl<R: ReadAt> Image<R> {
         &self.devices
     }
 
-    pub fn uuid(&self) -> [u8; 16] {
-        self.superblock.uuid
-    }
-
     /// Bytes up to its end; a source may have more.
     pub fn size(&self) -> u64 {
         u64::from(self.superblock.blocks) * BLOCK_BYTES

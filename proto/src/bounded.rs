@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 
 use bytes::{Buf as _, Bytes};
 use prost::Message;
-use thiserror::Error;
+use prost::encoding::decode_varint;
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::ProstEncoder;
@@ -39,26 +39,19 @@ const MUTATIONS: u64 = 2;
 const COMMIT: u64 = 13;
 const MADE: u64 = 3;
 
-/// Why bytes are no message.
-#[derive(Clone, PartialEq, Debug, Error)]
-pub enum MessageError {
-    #[error("the message has more than {MAX_FIELDS} fields")]
-    TooMany,
-    #[error("a call has at most {MAX_CHANGES} changes, and {MAX_BLOCKS} blocks in them")]
-    TooManyChanges,
-    #[error("the message cannot be decoded: {0}")]
-    Malformed(#[from] prost::DecodeError),
-}
-
 /// Decodes a message of the data plane.
 ///
 /// # Errors
 /// It is no message of this type, or has more elements than any request needs.
-pub fn decode<M: Message + Default>(message: Bytes) -> Result<M, MessageError> {
+pub fn decode<M: Message + Default>(message: Bytes) -> Result<M, String> {
     if has_more_fields_than(&message, MAX_FIELDS) {
-        return Err(MessageError::TooMany);
+        return Err(format!("the message has more than {MAX_FIELDS} fields"));
     }
-    Ok(M::decode(message)?)
+    M::decode(message).map_err(malformed)
+}
+
+fn malformed(error: prost::DecodeError) -> String {
+    format!("the message cannot be decoded: {error}")
 }
 
 /// Decodes the messages of masters. Only those with changes are counted: of others no client can make much.
@@ -100,14 +93,13 @@ impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         let message = source.copy_to_bytes(source.remaining());
         if TypeId::of::<U>() == TypeId::of::<MutateRequest>() {
-            check_changes(&message).map_err(|refusal| Status::invalid_argument(refusal.to_string()))?;
+            check_changes(&message).map_err(Status::invalid_argument)?;
         }
-        let malformed = |error: prost::DecodeError| Status::internal(MessageError::from(error).to_string());
-        U::decode(message).map(Some).map_err(malformed)
+        U::decode(message).map(Some).map_err(|error| Status::internal(malformed(error)))
     }
 }
 
-fn check_changes(call: &[u8]) -> Result<(), MessageError> {
+fn check_changes(call: &[u8]) -> Result<(), String> {
     let (mut changes, mut blocks) = (0, 0);
     for (_, change) in Fields(call).filter(|(number, _)| *number == MUTATIONS) {
         changes += 1;
@@ -115,7 +107,7 @@ fn check_changes(call: &[u8]) -> Result<(), MessageError> {
             blocks += Fields(commit).filter(|(number, _)| *number == MADE).count();
         }
         if changes > MAX_CHANGES || blocks > MAX_BLOCKS {
-            return Err(MessageError::TooManyChanges);
+            return Err(format!("a call has at most {MAX_CHANGES} changes, and {MAX_BLOCKS} blocks in them"));
         }
     }
     Ok(())
@@ -139,11 +131,11 @@ impl<'a> Iterator for Fields<'a> {
     type Item = (u64, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let tag = varint(&mut self.0)?;
+        let tag = decode_varint(&mut self.0).ok()?;
         let length = match tag & 7 {
-            0 => varint(&mut self.0).map(|_| 0),
+            0 => decode_varint(&mut self.0).ok().map(|_| 0),
             1 => Some(8),
-            2 => varint(&mut self.0),
+            2 => decode_varint(&mut self.0).ok(),
             5 => Some(4),
             // Groups, which proto3 does not have: the decoder skips them, field by field.
             3 | 4 => Some(0),
@@ -155,19 +147,6 @@ impl<'a> Iterator for Fields<'a> {
         self.0 = rest;
         Some((tag >> 3, field))
     }
-}
-
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first()?;
-        *bytes = rest;
-        value |= u64::from(first & 0x7f) << shift;
-        if first & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -191,9 +170,9 @@ mod tests {
             decode::<ReadRequest>(request.encode_to_vec().into())
         };
         assert_eq!(request(MAX_ITEMS).unwrap().items.len(), MAX_ITEMS);
-        assert_eq!(request(MAX_ITEMS + 100), Err(MessageError::TooMany));
+        assert!(request(MAX_ITEMS + 100).unwrap_err().contains("fields"));
         let bomb = Bytes::from([0x0a, 0].repeat(2 << 20));
-        assert_eq!(decode::<QueryRequest>(bomb), Err(MessageError::TooMany));
+        assert!(decode::<QueryRequest>(bomb).unwrap_err().contains("fields"));
         // A packed list is one field.
         let chunks = CorruptRequest { block: None, chunks: (0..100_000).collect() };
         assert_eq!(decode(chunks.encode_to_vec().into()), Ok(chunks));
@@ -209,9 +188,13 @@ mod tests {
         let check = |mutations| check_changes(&MutateRequest { mutations, ..MutateRequest::default() }.encode_to_vec());
         assert_eq!(check(vec![commit(MAX_BLOCKS / MAX_CHANGES); MAX_CHANGES]), Ok(()));
         assert_eq!(check(vec![commit(MAX_BLOCKS)]), Ok(()));
-        assert_eq!(check(vec![commit(0); MAX_CHANGES + 1]), Err(MessageError::TooManyChanges));
-        assert_eq!(check(vec![commit(MAX_BLOCKS), commit(1)]), Err(MessageError::TooManyChanges));
-        assert_eq!(check_changes(&[0x12, 0].repeat(1 << 19)), Err(MessageError::TooManyChanges));
+        for refused in [
+            check(vec![commit(0); MAX_CHANGES + 1]),
+            check(vec![commit(MAX_BLOCKS), commit(1)]),
+            check_changes(&[0x12, 0].repeat(1 << 19)),
+        ] {
+            assert!(refused.unwrap_err().contains("at most"));
+        }
     }
 
     proptest! {

@@ -9,8 +9,6 @@
 //! request id, chosen by the client, ties an answer to its request, and 0 is for what a worker sends unasked. The
 //! payload follows the message without padding, so that a client can read it into the place where it is wanted.
 
-use thiserror::Error;
-
 use crate::data;
 
 /// Bytes of the header.
@@ -104,21 +102,6 @@ calls! {
     Inspect: InspectRequest => InspectReply,
 }
 
-/// Why 24 bytes are no header. The connection that carried them cannot be used further.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum FrameError {
-    #[error("not a data-plane frame (begins with {0:02x?}): is the peer speaking another protocol?")]
-    Magic([u8; 4]),
-    #[error("unknown frame kind {0}: is the peer of a newer version?")]
-    Kind(u8),
-    #[error("reserved header bytes are not zero: the stream is out of step or corrupt")]
-    Reserved,
-    #[error("message of {0} bytes, more than the limit of {MAX_MESSAGE_BYTES}")]
-    Message(u32),
-    #[error("payload of {0} bytes, more than the limit of {MAX_PAYLOAD_BYTES}")]
-    Payload(u32),
-}
-
 /// The fixed part of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameHeader {
@@ -141,15 +124,21 @@ impl FrameHeader {
     }
 
     /// Reads a header and checks every bound.
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+    ///
+    /// # Errors
+    /// The bytes are no header: the connection that carried them cannot be used further.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
         if magic != MAGIC {
-            return Err(FrameError::Magic(magic));
+            let text =
+                format!("not a data-plane frame (begins with {magic:02x?}): is the peer speaking another protocol?");
+            return Err(text);
         }
-        let kind = FrameKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[4]).ok_or(FrameError::Kind(bytes[4]))?;
+        let kind = FrameKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[4]);
+        let kind = kind.ok_or_else(|| format!("unknown frame kind {}: is the peer of a newer version?", bytes[4]))?;
         if bytes[5..8] != [0; 3] {
-            return Err(FrameError::Reserved);
+            return Err("reserved header bytes are not zero: the stream is out of step or corrupt".to_owned());
         }
         let header = Self {
             kind,
@@ -157,11 +146,14 @@ impl FrameHeader {
             message_bytes: word(16),
             payload_bytes: word(20),
         };
-        match header {
-            Self { message_bytes, .. } if message_bytes > MAX_MESSAGE_BYTES => Err(FrameError::Message(message_bytes)),
-            Self { payload_bytes, .. } if payload_bytes > MAX_PAYLOAD_BYTES => Err(FrameError::Payload(payload_bytes)),
-            header => Ok(header),
+        for (what, bytes, limit) in
+            [("message", header.message_bytes, MAX_MESSAGE_BYTES), ("payload", header.payload_bytes, MAX_PAYLOAD_BYTES)]
+        {
+            if bytes > limit {
+                return Err(format!("{what} of {bytes} bytes, more than the limit of {limit}"));
+            }
         }
+        Ok(header)
     }
 }
 
@@ -208,10 +200,15 @@ mod tests {
             bytes[at] = value;
             FrameHeader::decode(&bytes)
         };
-        assert!(matches!(with(0, b'G'), Err(FrameError::Magic(_))));
-        assert_eq!(with(4, 99), Err(FrameError::Kind(99)));
-        assert_eq!(with(6, 1), Err(FrameError::Reserved));
-        assert!(matches!(with(19, 0xff), Err(FrameError::Message(_))));
-        assert!(matches!(with(23, 0xff), Err(FrameError::Payload(_))));
+        for (at, value, named) in [
+            (0, b'G', "not a data-plane frame"),
+            (4, 99, "unknown frame kind 99"),
+            (6, 1, "reserved header bytes"),
+            (19, 0xff, "message of"),
+            (23, 0xff, "payload of"),
+        ] {
+            let error = with(at, value).unwrap_err();
+            assert!(error.starts_with(named), "{error}");
+        }
     }
 }

@@ -150,27 +150,10 @@ impl Scheme {
 /// A URI that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreUri {
-    /// Prefixes are empty, or end in `/`.
-    S3 {
-        bucket: String,
-        prefix: String,
-    },
-    Gs {
-        bucket: String,
-        prefix: String,
-    },
-    Azblob {
-        container: String,
-        prefix: String,
-    },
     /// Absolute, without a `/` at the end unless it is the root.
-    File {
-        directory: String,
-    },
-    Memory {
-        name: String,
-        prefix: String,
-    },
+    File { directory: String },
+    /// Of each other scheme. Prefixes are empty, or end in `/`.
+    Bucket { scheme: Scheme, name: String, prefix: String },
 }
 
 /// Why a text is no URI of a store.
@@ -214,32 +197,21 @@ impl StoreUri {
         if scheme != Scheme::Memory && (!name.chars().all(legal) || name.starts_with('.') || name.len() > 255) {
             return Err(wrong("the bucket's name has characters that no bucket can have"));
         }
-        let name = name.to_owned();
-        Ok(match scheme {
-            Scheme::S3 => Self::S3 { bucket: name, prefix },
-            Scheme::Gs => Self::Gs { bucket: name, prefix },
-            Scheme::Azblob => Self::Azblob { container: name, prefix },
-            Scheme::File | Scheme::Memory => Self::Memory { name, prefix },
-        })
+        Ok(Self::Bucket { scheme, name: name.to_owned(), prefix })
     }
 
     /// The name of its bucket, or container.
     pub fn bucket(&self) -> Option<&str> {
         match self {
-            Self::S3 { bucket: name, .. } | Self::Gs { bucket: name, .. } | Self::Azblob { container: name, .. } => {
-                Some(name)
-            }
-            Self::File { .. } | Self::Memory { .. } => None,
+            Self::Bucket { scheme, name, .. } if *scheme != Scheme::Memory => Some(name),
+            Self::Bucket { .. } | Self::File { .. } => None,
         }
     }
 
     pub fn scheme(&self) -> Scheme {
         match self {
-            Self::S3 { .. } => Scheme::S3,
-            Self::Gs { .. } => Scheme::Gs,
-            Self::Azblob { .. } => Scheme::Azblob,
             Self::File { .. } => Scheme::File,
-            Self::Memory { .. } => Scheme::Memory,
+            Self::Bucket { scheme, .. } => *scheme,
         }
     }
 }
@@ -247,16 +219,12 @@ impl StoreUri {
 /// The one spelling of it.
 impl fmt::Display for StoreUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = self.scheme().name();
         match self {
-            Self::File { directory } => write!(f, "{scheme}://{directory}"),
-            Self::S3 { bucket: name, prefix }
-            | Self::Gs { bucket: name, prefix }
-            | Self::Azblob { container: name, prefix }
-            | Self::Memory { name, prefix } => match prefix.strip_suffix('/') {
-                Some(prefix) => write!(f, "{scheme}://{name}/{prefix}"),
-                None => write!(f, "{scheme}://{name}"),
-            },
+            Self::File { directory } => write!(f, "file://{directory}"),
+            Self::Bucket { scheme, name, prefix } => {
+                let place = format!("{name}/{prefix}");
+                write!(f, "{}://{}", scheme.name(), place.trim_end_matches('/'))
+            }
         }
     }
 }
@@ -281,7 +249,7 @@ mod tests {
     use super::*;
 
     fn s3(bucket: &str, prefix: &str) -> StoreUri {
-        StoreUri::S3 { bucket: bucket.to_owned(), prefix: prefix.to_owned() }
+        StoreUri::Bucket { scheme: Scheme::S3, name: bucket.to_owned(), prefix: prefix.to_owned() }
     }
 
     #[test]

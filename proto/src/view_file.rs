@@ -143,18 +143,12 @@ pub fn runs(page: &ViewPage) -> impl Iterator<Item = (u32, &str, &ViewFile)> {
 impl ViewFile {
     /// The object's ETag; empty where there is none.
     pub fn object_etag(&self) -> String {
-        if self.md5.is_empty() {
-            return self.etag.clone();
-        }
-        self.md5
-            .iter()
-            .flat_map(|byte| [byte >> 4, byte & 15])
-            .filter_map(|digit| char::from_digit(digit.into(), 16))
-            .collect()
+        let md5 = <[u8; 16]>::try_from(&self.md5[..]);
+        md5.map_or_else(|_none| self.etag.clone(), |md5| format!("{:032x}", u128::from_be_bytes(md5)))
     }
 
     pub fn set_object_etag(&mut self, etag: &str) {
-        match md5_of(etag.as_bytes()) {
+        match md5_of(etag) {
             Some(md5) => (self.md5, self.etag) = (Bytes::copy_from_slice(&md5), String::new()),
             None => (self.md5, self.etag) = (Bytes::new(), etag.to_owned()),
         }
@@ -175,20 +169,9 @@ impl ViewFile {
 }
 
 /// What is written in so many lower-case hexadecimal digits.
-fn md5_of(digits: &[u8]) -> Option<[u8; 16]> {
-    let mut md5 = [0; 16];
-    if digits.len() != 2 * md5.len() {
-        return None;
-    }
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    };
-    for (byte, pair) in md5.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-    }
-    Some(md5)
+fn md5_of(digits: &str) -> Option<[u8; 16]> {
+    let are_digits = digits.len() == 32 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    u128::from_str_radix(digits, 16).ok().filter(|_| are_digits).map(u128::to_be_bytes)
 }
 
 /// A manifest as it is stored, with what comes behind it.

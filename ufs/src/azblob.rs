@@ -34,7 +34,6 @@ use crate::object::ObjectMeta;
 use crate::s3::failure::{Failure, behind_s, senseless};
 use crate::s3::listing::{described_by_head, header_text};
 use crate::s3::read::{pinned, ranged};
-use crate::s3::shared::SharedBucket;
 use crate::s3::signing::spelled;
 use crate::s3::transport::Transport;
 use crate::s3::{KeyError, if_match, whole};
@@ -54,8 +53,6 @@ pub(crate) struct AzblobStore {
     /// URL of the container, without a `/` at the end.
     container_url: String,
     label: Arc<str>,
-    /// Where others that are opened find the connections.
-    _shared: Arc<SharedBucket>,
 }
 
 /// The store of this container, for what is below a prefix, and what it shares with other handles on it.
@@ -72,11 +69,11 @@ pub(crate) fn open(
     let container_url = format!("{}/{container}", options.account_url);
     let store_id = format!("azblob+{container_url}");
     let label = format!("azblob://{container} at {}", options.account_url);
-    let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
-    let transport = of_bucket.transport(ENDPOINT, &options.account_url, &container_url, conf)?;
+    let shared = SharedStore::of(&store_id, &label, conf.concurrency);
+    let transport = shared.transport(ENDPOINT, &options.account_url, &container_url, conf)?;
     let access = options.access(conf)?;
     let label = shared.label.clone();
-    Ok((AzblobStore { transport, access, container_url, label, _shared: of_bucket }, shared))
+    Ok((AzblobStore { transport, access, container_url, label }, shared))
 }
 
 /// Why a key is no name of a blob.

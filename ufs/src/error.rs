@@ -66,29 +66,23 @@ impl fmt::Display for Request {
 }
 
 /// What a store denies a request for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
     /// The credentials, or what they allow.
+    #[error("access denied")]
     Credentials,
     /// Credentials that have expired.
+    #[error("access denied")]
     Expired,
     /// The time at which it was signed: the clock of this host is off.
+    #[error("the clocks of this host and of the store differ")]
     Clock,
     /// The region that it was signed for, or sent to.
+    #[error("the bucket is in another region")]
     Region,
     /// The storage class of the object: it must be restored before it can be read.
+    #[error("the object is archived")]
     Archived,
-}
-
-impl fmt::Display for Denial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Credentials | Self::Expired => "access denied",
-            Self::Clock => "the clocks of this host and of the store differ",
-            Self::Region => "the bucket is in another region",
-            Self::Archived => "the object is archived",
-        })
-    }
 }
 
 /// Every way in which a store can fail. Each names the request, the cause and what to do next; none ever contains a

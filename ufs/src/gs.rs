@@ -35,7 +35,6 @@ use crate::object::{ListMode, ObjectMeta};
 use crate::s3::failure::{Failure, behind_s, senseless};
 use crate::s3::listing::QUERY;
 use crate::s3::read::{pinned, ranged};
-use crate::s3::shared::SharedBucket;
 use crate::s3::transport::Transport;
 use crate::s3::whole;
 use crate::shared_store::SharedStore;
@@ -56,8 +55,6 @@ pub(crate) struct GsStore {
     /// `scheme://host[:port]`.
     endpoint: String,
     label: Arc<str>,
-    /// Where others that are opened find the connections.
-    _shared: Arc<SharedBucket>,
 }
 
 /// The store of this bucket, and what it shares with other handles on it.
@@ -69,8 +66,8 @@ pub(crate) fn open(
     let options = GsOptions::parse(options)?;
     let endpoint = options.endpoint.unwrap_or_else(|| GOOGLE.to_owned());
     let (store_id, label) = (format!("gs+{endpoint}/{bucket}"), format!("gs://{bucket} at {endpoint}"));
-    let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
-    let transport = of_bucket.transport(ENDPOINT, &endpoint, &endpoint, conf)?;
+    let shared = SharedStore::of(&store_id, &label, conf.concurrency);
+    let transport = shared.transport(ENDPOINT, &endpoint, &endpoint, conf)?;
     let bearer = match options.credentials {
         Credentials::Anonymous => None,
         Credentials::Key(file) => Some(file.bearer(KEY, conf)),
@@ -78,7 +75,7 @@ pub(crate) fn open(
         Credentials::Found(Source::Instance) => Some(google::of_instance(conf)),
     };
     let (bucket, label) = (bucket.to_owned(), shared.label.clone());
-    Ok((GsStore { transport, bearer, bucket, endpoint, label, _shared: of_bucket }, shared))
+    Ok((GsStore { transport, bearer, bucket, endpoint, label }, shared))
 }
 
 fn encoded(text: &str) -> PercentEncode<'_> {

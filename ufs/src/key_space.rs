@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cavern_proto::StoreUri;
+use cavern_proto::{Scheme, StoreUri};
 
 use crate::azblob::AzblobOptions;
 use crate::error::UfsError;
@@ -29,29 +29,29 @@ impl KeySpace {
     /// [`UfsError::Invalid`] for a URI or an option that is wrong.
     pub fn of(uri: &str, options: &HashMap<String, String>) -> Result<Self, UfsError> {
         Ok(match StoreUri::parse(uri)? {
-            StoreUri::S3 { bucket, prefix } => {
+            StoreUri::Bucket { scheme: Scheme::S3, name, prefix } => {
                 let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
                 let endpoint = options.endpoint.as_deref().map_or_else(|| AWS.to_owned(), server);
-                Self { store: format!("s3://{endpoint}/{bucket}"), prefix }
+                Self { store: format!("s3://{endpoint}/{name}"), prefix }
             }
-            StoreUri::Gs { bucket, prefix } => {
+            StoreUri::Bucket { scheme: Scheme::Gs, name, prefix } => {
                 // Its buckets can be asked for by the protocol of S3 as well.
                 let endpoint = GsOptions::parse(options)?.endpoint;
                 let endpoint = endpoint.as_deref().map_or_else(|| server(GOOGLE), server);
-                Self { store: format!("s3://{endpoint}/{bucket}"), prefix }
+                Self { store: format!("s3://{endpoint}/{name}"), prefix }
             }
-            StoreUri::Azblob { container, prefix } => {
+            StoreUri::Bucket { scheme: Scheme::Azblob, name, prefix } => {
                 let account = AzblobOptions::parse(options)?.account_url;
                 let (_, account) = account.split_once("://").unwrap_or_default();
                 let (host, account) = account.split_once('/').unwrap_or((account, ""));
-                Self { store: format!("azblob://{}/{account}/{container}", server(host)), prefix }
+                Self { store: format!("azblob://{}/{account}/{name}", server(host)), prefix }
             }
             StoreUri::File { directory } => {
                 let real = std::fs::canonicalize(&directory);
                 let real = real.map_or(directory, |real| real.to_string_lossy().into_owned());
                 Self { store: "file://".to_owned(), prefix: format!("{}/", real.trim_end_matches('/')) }
             }
-            StoreUri::Memory { name, prefix } => Self { store: format!("memory://{name}"), prefix },
+            StoreUri::Bucket { name, prefix, .. } => Self { store: format!("memory://{name}"), prefix },
         })
     }
 

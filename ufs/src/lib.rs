@@ -37,7 +37,6 @@ mod metrics;
 mod object;
 mod options;
 mod range_lister;
-mod registry;
 mod retry;
 mod s3;
 mod shared_store;

@@ -13,7 +13,6 @@ mod keys;
 pub(crate) mod listing;
 pub(crate) mod options;
 pub(crate) mod read;
-pub(crate) mod shared;
 pub(crate) mod shared_files;
 pub(crate) mod signing;
 pub(crate) mod transport;
@@ -40,7 +39,6 @@ use crate::s3::failure::{Failure, behind_s, senseless};
 pub use crate::s3::keys::{KeyError, KeyProvider, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::{changed_options, is_vended, vended_options};
-use crate::s3::shared::SharedBucket;
 pub use crate::s3::shared_files::found_options;
 use crate::s3::signing::{DaySigner, spelled};
 use crate::s3::transport::Transport;
@@ -64,8 +62,6 @@ pub(crate) struct S3Store {
     /// URL of the bucket, without a `/` at the end.
     bucket_url: String,
     label: Arc<str>,
-    /// Where others that are opened find the connections and what was fetched.
-    _shared: Arc<SharedBucket>,
 }
 
 /// The store of this bucket, and what it shares with other handles on it. Where the keys of its mount are vended,
@@ -77,9 +73,7 @@ pub(crate) fn open(
     lender: Option<&KeyProvider>,
 ) -> Result<(S3Store, Arc<SharedStore>), UfsError> {
     let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
-    let store_id = options.store_id(bucket);
-    let label = format!("s3://{bucket} at {}", options.identity());
-    let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
+    let shared = SharedStore::of_bucket(bucket, &options, conf);
     let endpoint = options.endpoint.clone();
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", options.region));
     // A certificate's wildcard covers one label, so such a bucket cannot be in the host name.
@@ -88,19 +82,17 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{}", spelled(bucket)),
     };
-    let transport = of_bucket.transport(ENDPOINT, &endpoint, &bucket_url, conf)?;
+    let transport = shared.transport(ENDPOINT, &endpoint, &bucket_url, conf)?;
     let lender = lender.filter(|_| options.vended.is_some());
     let credentials = match lender {
         Some(lender) => Some(Provider::lent(lender, conf)),
-        None => Provider::new(&options, conf, &of_bucket.credentials)?,
+        None => Provider::new(&options, conf, &shared.credentials)?,
     };
     let is_lent = lender.is_some();
     let signer = DaySigner::new(&options.region);
     let (label, bucket) = (shared.label.clone(), bucket.to_owned());
     let region = options.region;
-    let store =
-        S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label, _shared: of_bucket };
-    Ok((store, shared))
+    Ok((S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label }, shared))
 }
 
 impl S3Store {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use cavern_conf::backoff::{Jitter, Profile};
 use cavern_conf::schema;
-use cavern_proto::{Capabilities, StoreUri};
+use cavern_proto::{Capabilities, Scheme, StoreUri};
 use futures::{StreamExt, stream};
 
 use crate::allowed::FileRoots;
@@ -104,16 +104,16 @@ impl Ufs {
             Ok(SharedStore::of(&id, &id, conf.concurrency))
         };
         let (store, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match &parsed {
-            StoreUri::S3 { bucket, prefix } => {
-                let (store, shared) = s3::open(bucket, options, conf, lender)?;
+            StoreUri::Bucket { scheme: Scheme::S3, name, prefix } => {
+                let (store, shared) = s3::open(name, options, conf, lender)?;
                 (Arc::new(store), shared, prefix.clone())
             }
-            StoreUri::Gs { bucket, prefix } => {
-                let (store, shared) = gs::open(bucket, options, conf)?;
+            StoreUri::Bucket { scheme: Scheme::Gs, name, prefix } => {
+                let (store, shared) = gs::open(name, options, conf)?;
                 (Arc::new(store), shared, prefix.clone())
             }
-            StoreUri::Azblob { container, prefix } => {
-                let (store, shared) = azblob::open(container, prefix, options, conf)?;
+            StoreUri::Bucket { scheme: Scheme::Azblob, name, prefix } => {
+                let (store, shared) = azblob::open(name, prefix, options, conf)?;
                 (Arc::new(store), shared, prefix.clone())
             }
             StoreUri::File { directory } => {
@@ -121,7 +121,9 @@ impl Ufs {
                 let store = FileStore::new(directory, &shared.label, FileRoots::new(conf));
                 (Arc::new(store), shared, String::new())
             }
-            StoreUri::Memory { name, prefix } => (Arc::new(MemoryBucket::named(name)), local(name)?, prefix.clone()),
+            StoreUri::Bucket { name, prefix, .. } => {
+                (Arc::new(MemoryBucket::named(name)), local(name)?, prefix.clone())
+            }
         };
         let attempts = Attempts {
             store,

@@ -1,7 +1,7 @@
 //! What is measured: one function for each workload, which does one round of it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::fd::IntoRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, RngCore as _};
+use rustix::io::retry_on_intr;
 use tokio::time::Instant;
 
 use super::measure::{self, Operation, Phase, Tally, Unit};
@@ -60,10 +61,10 @@ pub fn files(turn: &Turn<'_>, tree: &Tree, threads: usize) -> Result<Vec<Phase>,
 /// Opens a file, reads it to its end and closes it; it must have as many bytes as it was listed with.
 fn read_whole(path: &Path, listed: u64, buffer: &mut [u8]) -> Result<u64, String> {
     let said = |error: io::Error| format!("cannot read {}: {error}", path.display());
-    let mut file = File::open(path).map_err(said)?;
+    let file = File::open(path).map_err(said)?;
     let mut bytes = 0;
     loop {
-        match read_once(&mut file, buffer).map_err(said)? {
+        match read_once(&file, buffer).map_err(said)? {
             0 => break,
             count => bytes += count as u64,
         }
@@ -75,13 +76,8 @@ fn read_whole(path: &Path, listed: u64, buffer: &mut [u8]) -> Result<u64, String
     Err(format!("{} has {bytes} bytes, and was listed with {listed}: does somebody write to it?", path.display()))
 }
 
-fn read_once(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match file.read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
+fn read_once(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(retry_on_intr(|| rustix::io::read(file, &mut *buffer))?)
 }
 
 /// `cv bench stream`: each file of a tree from its beginning to its end, by a thread of its own.
@@ -100,12 +96,12 @@ pub fn stream(turn: &Turn<'_>, tree: &Tree) -> Result<Vec<Phase>, CliError> {
 fn read_through(path: &Path, listed: u64, tally: &mut Tally, stop: &Stop) -> Result<(), String> {
     let said = |error: io::Error| format!("cannot read {}: {error}", path.display());
     let mut buffer = vec![0; PIECE_BYTES];
-    let mut file = File::open(path).map_err(said)?;
+    let file = File::open(path).map_err(said)?;
     let mut bytes = 0;
     // What has no more bytes is no read: the end is found by the size.
     while bytes < listed && !stop.is_asked() {
         let before = tally.bytes;
-        let is_read = tally.time(|| match read_once(&mut file, &mut buffer) {
+        let is_read = tally.time(|| match read_once(&file, &mut buffer) {
             Ok(0) => Err(format!("{} ends after {bytes} of {listed} bytes", path.display())),
             Ok(count) => Ok(count as u64),
             Err(error) => Err(said(error)),

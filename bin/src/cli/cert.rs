@@ -18,19 +18,13 @@ pub const DAY_SECS: u64 = 86_400;
 #[derive(Subcommand)]
 pub enum CertCommand {
     /// Make the certificate authority of a cluster.
-    Init(InitArgs),
+    Init(CommonArgs),
     /// Make a key and a certificate for one process, or for the command line of somebody.
     Issue(IssueArgs),
     /// Put certificates that somebody else may have on the list of those that nobody takes any more.
     Revoke(RevokeArgs),
     /// Say whose certificates these are, until when they hold, and what lists of revoked ones have.
     Show(ShowArgs),
-}
-
-#[derive(Args)]
-pub struct InitArgs {
-    #[command(flatten)]
-    common: CommonArgs,
 }
 
 #[derive(Args)]
@@ -78,7 +72,7 @@ pub struct ShowArgs {
 }
 
 #[derive(Args)]
-struct CommonArgs {
+pub struct CommonArgs {
     /// Directory of the authority; `cv cert init` makes it.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
@@ -94,7 +88,7 @@ struct CommonArgs {
 impl CertCommand {
     pub fn run(self) -> Result<(), CliError> {
         match self {
-            Self::Init(args) => args.run(),
+            Self::Init(args) => args.init(),
             Self::Issue(args) => args.run(),
             Self::Revoke(args) => args.run(),
             Self::Show(args) => args.run(),
@@ -106,22 +100,20 @@ impl CommonArgs {
     fn cluster_name(&self) -> Result<String, CliError> {
         Ok(Config::load(self.conf.as_deref())?.cluster.name)
     }
-}
 
-impl InitArgs {
-    fn run(self) -> Result<(), CliError> {
-        let cluster = self.common.cluster_name()?;
-        let authority = Authority::create(&self.common.dir, &cluster)?;
+    fn init(self) -> Result<(), CliError> {
+        let cluster = self.cluster_name()?;
+        let authority = Authority::create(&self.dir, &cluster)?;
         let certificate = absolute(authority.certificate())?;
         let not_after = timestamp(authority.info().not_after);
-        if self.common.json {
+        if self.json {
             let path = certificate.to_string_lossy();
             return console::json(&json!({"cluster": cluster, "certificate": path, "not_after": not_after}));
         }
         console::line(format_args!("the cluster \"{cluster}\" has an authority, until {}", or_dash(not_after)))?;
         console::line(format_args!("certificate  {}  (every host needs it)", certificate.display()))?;
         console::line("its key is beside it, and stays there: whoever has it can be any process of the cluster")?;
-        console::line(format_args!("next: cv cert issue ROLE NAME --dir {}", self.common.dir.display()))
+        console::line(format_args!("next: cv cert issue ROLE NAME --dir {}", self.dir.display()))
     }
 }
 

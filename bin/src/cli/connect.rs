@@ -128,6 +128,15 @@ impl ClusterArgs {
     }
 }
 
+/// A call of one method of the master that leads, which is made again, with the same request, until it has an answer.
+macro_rules! rpc {
+    ($service:ident.$method:ident($request:expr)) => {{
+        let request = $request;
+        async move |mut master: ::cavern_net::master::Stubs| master.$service.$method(request.clone()).await
+    }};
+}
+pub(crate) use rpc;
+
 /// Between two questions, and how often a line reports the answer where no bar is drawn.
 pub const POLL_PERIOD: Duration = Duration::from_millis(200);
 pub const LINE_PERIOD: Duration = Duration::from_secs(2);

@@ -1,16 +1,12 @@
 //! `cv index`, and how far the index of a mount is.
 
-use std::time::Duration;
-
 use cavern_conf::{counted, process};
 use cavern_net::MasterChannel;
-use cavern_net::master::Stubs;
 use cavern_proto::master::{IndexMountRequest, ListMountsRequest, MountStatus, MountTable};
 use clap::Args;
-use indicatif::HumanDuration;
 use serde_json::{Value, json};
 
-use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs};
+use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, rpc};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -38,9 +34,8 @@ pub enum Shown {
 impl IndexArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let masters = self.result.cluster.masters().await?;
-        let request = IndexMountRequest { path: self.path };
-        let begin = async |mut master: Stubs| master.cluster.index_mount(request.clone()).await;
-        let path = masters.ask_unary(begin).await?.mount.unwrap_or_default().path;
+        let begun = masters.ask_unary(rpc!(cluster.index_mount(IndexMountRequest { path: self.path }))).await?;
+        let path = begun.mount.unwrap_or_default().path;
         let shown = if self.result.json { Shown::Json } else { Shown::Text };
         if self.watch {
             return follow(masters, &path, shown).await;
@@ -63,8 +58,7 @@ pub async fn follow(masters: MasterChannel, path: &str, shown: Shown) -> Result<
     let mut progress = Progress::new(shown != Shown::Text);
     let goes_on = format!("goes on with one: `cv index {path} --watch`");
     loop {
-        let ask = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let table = follower.ask(ANSWER_TIMEOUT, &goes_on, ask).await?;
+        let table = follower.ask(ANSWER_TIMEOUT, &goes_on, rpc!(cluster.list_mounts(ListMountsRequest {}))).await?;
         // A master that has just begun to lead may not have looked at the mount yet.
         if let Some(index) = IndexView::of(&table, path)? {
             if !index.status.indexing {
@@ -143,8 +137,7 @@ impl<'a> IndexView<'a> {
             0 => String::new(),
             streams => format!(", {}/s, {streams} LISTs at a time", status.index_rate),
         };
-        let left = self.eta_seconds().map(|eta| format!(", {} left", HumanDuration(Duration::from_secs(eta))));
-        let left = left.unwrap_or_default();
+        let left = console::left(self.eta_seconds().map(|seconds| seconds as f64));
         format!("{} is being indexed: {entries}{about}{unlisted}{streams}{left}{failing}", self.path)
     }
 

@@ -1,19 +1,15 @@
 //! `cv export` and `cv job`: long work of the masters, which goes on without the command that began it.
 
-use std::time::Duration;
-
-use bytes::Bytes;
 use cavern_conf::{counted, host, process};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job, JobKind, JobState, ListJobsRequest, SubmitExportRequest};
 use clap::{Args, Subcommand};
-use indicatif::HumanDuration;
 use serde::{Serialize, Serializer};
 use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status};
 
-use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, new_request_id, word};
+use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, new_request_id, rpc, word};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -60,10 +56,8 @@ pub struct JobArgs {
 impl ExportArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let Self { path, watch, result } = self;
-        let export = async |mut master: Stubs, request_id| {
-            master.cluster.submit_export(SubmitExportRequest { path: path.clone(), request_id }).await
-        };
-        begin(&result, watch, export).await
+        let request = SubmitExportRequest { path, request_id: new_request_id() };
+        begin(&result, watch, rpc!(cluster.submit_export(request))).await
     }
 }
 
@@ -71,8 +65,7 @@ impl JobCommand {
     pub async fn run(self, result: &ResultArgs) -> Result<(), CliError> {
         match self {
             Self::List => {
-                let list = async |mut master: Stubs| master.cluster.list_jobs(ListJobsRequest {}).await;
-                let jobs = result.cluster.call(list).await?.jobs;
+                let jobs = result.cluster.call(rpc!(cluster.list_jobs(ListJobsRequest {}))).await?.jobs;
                 let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
                 result.show(&jobs, || JobView::print_table(&jobs))
             }
@@ -92,10 +85,8 @@ impl JobCommand {
                 result.show(&job, || console::line(job.line()))
             }
             Self::Retry { job: JobArgs { id }, watch } => {
-                let retry = async |mut master: Stubs, request_id| {
-                    master.cluster.retry_job(GetJobRequest { id, request_id }).await
-                };
-                begin(result, watch, retry).await
+                let request = GetJobRequest { id, request_id: new_request_id() };
+                begin(result, watch, rpc!(cluster.retry_job(request))).await
             }
         }
     }
@@ -103,25 +94,23 @@ impl JobCommand {
 
 /// A job as it stands.
 async fn get(masters: &MasterChannel, id: u64) -> Result<JobView, CliError> {
-    let request = GetJobRequest { id, ..GetJobRequest::default() };
-    Ok(masters.ask_unary(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?.into())
+    Ok(masters.ask_unary(rpc!(cluster.get_job(GetJobRequest { id, ..GetJobRequest::default() }))).await?.into())
 }
 
 async fn cancel(masters: &MasterChannel, id: u64) -> Result<JobView, CliError> {
-    let request = GetJobRequest { id, ..GetJobRequest::default() };
-    Ok(masters.ask_unary(async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await).await?.into())
+    Ok(masters.ask_unary(rpc!(cluster.cancel_job(GetJobRequest { id, ..GetJobRequest::default() }))).await?.into())
 }
 
 /// Begins a job, once, and follows it if that is wanted.
 pub async fn begin(
     result: &ResultArgs,
     is_watched: bool,
-    submit: impl AsyncFn(Stubs, Bytes) -> Result<Response<Job>, Status>,
+    submit: impl AsyncFnMut(Stubs) -> Result<Response<Job>, Status>,
 ) -> Result<(), CliError> {
     // From before there is a job: an interrupt that comes early is not lost.
     let stop = is_watched.then(process::shutdown_on_signals);
-    let (masters, id) = (result.cluster.masters().await?, new_request_id());
-    let job = JobView::from(masters.ask_unary(async |master: Stubs| submit(master, id.clone()).await).await?);
+    let masters = result.cluster.masters().await?;
+    let job = JobView::from(masters.ask_unary(submit).await?);
     match stop {
         Some(stop) => watch(masters, job, true, result.json, stop).await,
         None => result.show(&job, || console::line(job.line())),
@@ -143,14 +132,13 @@ async fn watch(
     let follower = Poller::new(masters, "the job");
     let mut progress = Progress::new(json);
     let id = job.id();
-    let request = GetJobRequest { id, ..GetJobRequest::default() };
     let goes_on = format!("goes on with one: `cv job wait {id}`");
     while job.is_running() {
         progress.show_or_say(job.part(), job.line(), LINE_PERIOD, || job.say(json))?;
         let next = async {
             tokio::time::sleep(POLL_PERIOD).await;
-            let ask = async |mut master: Stubs| master.cluster.get_job(request.clone()).await;
-            follower.ask(ANSWER_TIMEOUT, &goes_on, ask).await
+            let request = GetJobRequest { id, ..GetJobRequest::default() };
+            follower.ask(ANSWER_TIMEOUT, &goes_on, rpc!(cluster.get_job(request))).await
         };
         job = tokio::select! {
             job = next => job?.into(),
@@ -275,8 +263,7 @@ impl JobView {
             _ => format!(", {} of {}{so_far}", console::size(job.bytes_done), console::size(job.bytes_total)),
         };
         let rates = (self.rate(job.files_done), console::size(self.rate(job.bytes_done) as u64));
-        let eta = self.eta_seconds().map(|eta| Duration::try_from_secs_f64(eta).unwrap_or(Duration::MAX));
-        let left = eta.map(|eta| format!(", {} left", HumanDuration(eta))).unwrap_or_default();
+        let left = console::left(self.eta_seconds());
         let (id, kind, path, state) = (job.id, self.kind(), &job.path, self.state());
         format!(
             "job {id} {kind} {path} {state}: {files}{bytes}{fetched}, {:.0} files/s, {}/s{left}{errors}",

@@ -12,12 +12,11 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{Job, JobKind, JobState, LoadFilesRequest, SubmitLoadRequest};
 use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use indicatif::HumanDuration;
 use serde_json::Value;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use super::connect::{LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, word};
+use super::connect::{LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, new_request_id, rpc, word};
 use super::fs::{blocks, with_client};
 use super::job::{RATE_SECONDS, begin};
 use crate::console::{self, Progress};
@@ -67,11 +66,8 @@ impl LoadArgs {
         };
         let (name, paths) = match (path, files_from) {
             (Some(path), _) if !check && !evict => {
-                let load = async |mut master: Stubs, request_id| {
-                    let request = SubmitLoadRequest { path: path.clone(), request_id, metadata_only };
-                    master.cluster.submit_load(request).await
-                };
-                return begin(&result, watch, load).await;
+                let request = SubmitLoadRequest { path, request_id: new_request_id(), metadata_only };
+                return begin(&result, watch, rpc!(cluster.submit_load(request))).await;
             }
             (Some(path), _) => (path.clone(), vec![path]),
             (None, Some(list)) => {
@@ -280,8 +276,7 @@ impl ListProgress {
             let files = format!("{} of {} as a whole", sum.files_done, counted(sum.files_total, "file"));
             return format!("{}: {share} cached, {bytes}, {files}{errors}", self.name);
         }
-        let eta = self.eta_seconds(paths_done).map(|eta| Duration::try_from_secs_f64(eta).unwrap_or(Duration::MAX));
-        let left = eta.map(|eta| format!(", {} left", HumanDuration(eta))).unwrap_or_default();
+        let left = console::left(self.eta_seconds(paths_done));
         let content = match self.kind {
             JobKind::LoadMetadata => String::new(),
             _ => format!(

@@ -7,7 +7,6 @@ mod view;
 use std::ops::RangeInclusive;
 
 use cavern_conf::{ByteSize, Interval};
-use cavern_net::master::Stubs;
 use cavern_proto::master::{
     AccessMode, AttributePolicy, ClientRules, Consistency, Existing, ListMountsRequest, Mount, MountRequest, Names,
     UnmountRequest, UpdateMountRequest, WriteType,
@@ -18,7 +17,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use self::clients::ClientArgs;
 pub(super) use self::credentials::CredentialArgs;
 pub use self::view::{MountView, print};
-use super::connect::{ClusterArgs, ResultArgs, new_request_id};
+use super::connect::{ClusterArgs, ResultArgs, new_request_id, rpc};
 use super::index::{Shown, follow};
 use crate::console;
 use crate::error::CliError;
@@ -214,8 +213,7 @@ impl MountArgs {
         let mount = self.mount(uri, write_type, settings);
         warn_if_unused(&mount);
         let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
-        let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
-        let reply = self.result.cluster.call(mount).await?;
+        let reply = self.result.cluster.call(rpc!(cluster.mount(request))).await?;
         let is_empty = reply.is_empty;
         let view = MountView::answered(reply);
         if is_empty {
@@ -265,8 +263,7 @@ impl MountArgs {
         if !is_nothing(settings) {
             return Err(CliError::Usage("say what to attach, and where: cv mount s3://BUCKET/PREFIX /PATH".to_owned()));
         }
-        let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let views = MountView::all(&self.result.cluster.call(list).await?);
+        let views = MountView::all(&self.result.cluster.call(rpc!(cluster.list_mounts(ListMountsRequest {}))).await?);
         self.result.show(&views, || print(&views))
     }
 }
@@ -282,8 +279,7 @@ impl UpdateArgs {
                 --consistency, --ttl, --client or --all-clients";
             return Err(CliError::Usage(text.to_owned()));
         }
-        let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;
-        let view = MountView::answered(self.result.cluster.call(update).await?);
+        let view = MountView::answered(self.result.cluster.call(rpc!(cluster.update_mount(request))).await?);
         self.result.show(&view, || view.say(&format!("{} at {} has the new options", view.mount.uri, view.mount.path)))
     }
 }
@@ -321,8 +317,7 @@ pub struct UmountArgs {
 impl UmountArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let request = UnmountRequest { path: self.path, discard: self.discard, request_id: new_request_id() };
-        let unmount = async |mut master: Stubs| master.cluster.unmount(request.clone()).await;
-        let mount = self.cluster.call(unmount).await?.mount.unwrap_or_default();
+        let mount = self.cluster.call(rpc!(cluster.unmount(request))).await?.mount.unwrap_or_default();
         console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
     }
 }

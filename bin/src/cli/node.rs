@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use cavern_conf::counted;
 use cavern_net::MasterChannel;
-use cavern_net::master::Stubs;
 use cavern_proto::master::{
     DrainWorkerRequest, ListWorkersRequest, RemoveWorkerRequest, Worker, WorkerBlocks, WorkerBlocksRequest,
 };
@@ -12,7 +11,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::connect::{ResultArgs, new_request_id};
+use super::connect::{ResultArgs, new_request_id, rpc};
 use super::report::{print_workers, worker_view};
 use crate::console::{self, Progress};
 use crate::error::CliError;
@@ -55,8 +54,7 @@ pub struct RemoveArgs {
 impl NodeCommand {
     pub async fn run(self, result: &ResultArgs) -> Result<(), CliError> {
         let masters = result.cluster.masters().await?;
-        let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-        let workers = masters.ask_unary(list).await?.workers;
+        let workers = masters.ask_unary(rpc!(cluster.list_workers(ListWorkersRequest {}))).await?.workers;
         match self {
             Self::List => {
                 let views: Vec<_> = workers.iter().map(worker_view).collect();
@@ -71,7 +69,7 @@ impl NodeCommand {
 impl DrainArgs {
     async fn run(&self, masters: &MasterChannel, worker_id: u64, json: bool) -> Result<(), CliError> {
         let drain = DrainWorkerRequest { worker_id, undo: self.undo };
-        let blocks = masters.ask_unary(async |mut master: Stubs| master.cluster.drain_worker(drain).await).await?;
+        let blocks = masters.ask_unary(rpc!(cluster.drain_worker(drain))).await?;
         let mut drained = Drained { worker: worker_id, blocks };
         let mut progress = Progress::new(json || !self.watch);
         let whole = drained.blocks.blocks;
@@ -80,8 +78,7 @@ impl DrainArgs {
             progress.show_or_say(Some(part), drained.left(), LINE_PERIOD, || drained.say(json))?;
             let asked = Instant::now();
             let look = WorkerBlocksRequest { worker_id };
-            let ask = async |mut master: Stubs| master.cluster.get_worker_blocks(look).await;
-            drained.blocks = masters.ask_unary(ask).await?;
+            drained.blocks = masters.ask_unary(rpc!(cluster.get_worker_blocks(look))).await?;
             // Counting many blocks takes the master a while.
             tokio::time::sleep(POLL_PERIOD.max(asked.elapsed() * 5)).await;
         }
@@ -116,8 +113,7 @@ impl Drained {
 impl RemoveArgs {
     async fn run(&self, masters: &MasterChannel, worker_id: u64, result: &ResultArgs) -> Result<(), CliError> {
         let request = RemoveWorkerRequest { worker_id, force: self.force, request_id: new_request_id() };
-        let remove = async |mut master: Stubs| master.cluster.remove_worker(request.clone()).await;
-        let reply = masters.ask_unary(remove).await?;
+        let reply = masters.ask_unary(rpc!(cluster.remove_worker(request))).await?;
         // What is, or was, at this worker alone, and in no bucket.
         let lost = reply.only_here.unwrap_or_default();
         let paths: Vec<&str> = lost.listed.iter().map(|file| file.path.as_str()).collect();

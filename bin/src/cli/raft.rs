@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use super::connect::{ClusterArgs, ResultArgs, master_address, new_request_id};
+use super::connect::{ClusterArgs, ResultArgs, master_address, new_request_id, rpc};
 use crate::console::{self, Progress, or_dash};
 use crate::error::CliError;
 use crate::group::{Dial, GroupView, MasterView, Survey, leads, remark_unaware};
@@ -145,10 +145,9 @@ impl GroupLeader {
 
     /// Has another master lead: the one with this number, or for 0 the one that is furthest.
     async fn transfer(&self, node_id: u64) -> Result<Group, CliError> {
-        let request = TransferLeadershipRequest { node_id };
         let is_done =
             |group: &Group| if node_id == 0 { Some(group.leader) != self.view.leader } else { group.leader == node_id };
-        self.change(is_done, async |mut master: Stubs| master.raft.transfer_leadership(request).await).await
+        self.change(is_done, rpc!(raft.transfer_leadership(TransferLeadershipRequest { node_id }))).await
     }
 }
 
@@ -193,8 +192,7 @@ async fn add(given: &str, result: &ResultArgs) -> Result<(), CliError> {
     progress.show(None, format!("{address} is given the namespace"));
     // Asked again, the leader goes on, or has nothing left to do.
     let request = AddMasterRequest { address: address.to_owned() };
-    let add = async |mut master: Stubs| master.raft.add_master(request.clone()).await;
-    let group = led.change(|_| false, add).await?;
+    let group = led.change(|_| false, rpc!(raft.add_master(request))).await?;
     drop(progress);
     let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
     remark_unaware(&group);
@@ -234,10 +232,9 @@ async fn remove(id: u64, result: &ResultArgs) -> Result<(), CliError> {
         let next = group.members.iter().find(|member| member.node_id == group.leader);
         next.inspect(|next| led.masters.begin_at(&next.address));
     }
-    let request = RemoveMasterRequest { node_id: id };
     // Its number is never used again.
     let is_done = |group: &Group| group.members.iter().all(|member| member.node_id != id);
-    let group = led.change(is_done, async |mut master: Stubs| master.raft.remove_master(request).await).await?;
+    let group = led.change(is_done, rpc!(raft.remove_master(RemoveMasterRequest { node_id: id }))).await?;
     say(result, &group, format!("master {id} is removed: stop it if it still runs"))
 }
 
@@ -283,8 +280,8 @@ fn say(result: &ResultArgs, group: &Group, text: String) -> Result<(), CliError>
 /// `cv secrets rotate`: another key that the masters encrypt the credentials of buckets with.
 pub async fn rotate(result: &ResultArgs) -> Result<(), CliError> {
     let request = RotateSecretsRequest { request_id: new_request_id() };
-    let rotate = async |mut master: Stubs| master.raft.rotate_secrets(request.clone()).await;
-    let RotateSecretsReply { generation, mounts, behind } = result.cluster.call(rotate).await?;
+    let RotateSecretsReply { generation, mounts, behind } =
+        result.cluster.call(rpc!(raft.rotate_secrets(request))).await?;
     // How often the key was changed; mounts whose credentials have it; masters that have not forgotten the old one yet.
     let view = json!({"generation": generation, "mounts": mounts, "behind": behind});
     result.show(&view, || {

@@ -14,7 +14,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use self::certificates::CertificateView;
-use super::connect::{ResultArgs, word};
+use super::connect::{ResultArgs, rpc, word};
 use super::job::JobView;
 use super::mount::{self, MountView};
 use crate::console::{self, or_dash};
@@ -53,8 +53,7 @@ impl ReportArgs {
         let config = self.result.cluster.config()?;
         let masters = MasterChannel::connect(&config).await?;
         if self.tasks {
-            let ask = async |mut master: Stubs| master.cluster.status(StatusRequest::default()).await;
-            let tasks = masters.ask_unary(ask).await?.tasks;
+            let tasks = masters.ask_unary(rpc!(cluster.status(StatusRequest::default()))).await?.tasks;
             return self.result.show(&tasks.iter().map(task_view).collect::<Vec<_>>(), || {
                 let heading = ["TASK", "STATE", "RUNS", "LAST RUN", "ERRORS", "LAST ERROR"];
                 console::table(heading, tasks.iter().map(task_row))
@@ -92,6 +91,8 @@ impl ReportArgs {
 impl Report {
     fn view(&self) -> Value {
         let Self { status, unavailable, .. } = self;
+        // Who says to have been told of later entries of the log than the masters have.
+        let rollback = |past: &Rollback| console::fields! { past; who, told, had, kept_blocks, kept_bytes; };
         console::fields! { status;
             cluster_id, version, leader, applied_index, inodes, sessions;
             "group": self.group,
@@ -105,7 +106,7 @@ impl Report {
                 "paths": paths(&unavailable.listed),
             },
             "lost": {"files": unavailable.lost_files, "paths": paths(&unavailable.lost)},
-            "rollbacks": status.rollbacks.iter().map(rollback_view).collect::<Vec<_>>(),
+            "rollbacks": status.rollbacks.iter().map(rollback).collect::<Vec<_>>(),
             "certificates": self.certificates,
         }
     }
@@ -211,11 +212,6 @@ fn print_paths(files: u64, named: &[UnavailableFile]) -> Result<(), CliError> {
     }
     let more = files.saturating_sub(named.len() as u64);
     if more > 0 { console::line(format_args!("          and {more} more")) } else { Ok(()) }
-}
-
-/// Who says to have been told of later entries of the log than the masters have.
-fn rollback_view(past: &Rollback) -> Value {
-    console::fields! { past; who, told, had, kept_blocks, kept_bytes; }
 }
 
 /// Sums over the live workers, since each of them started, as JSON has them.

@@ -6,14 +6,13 @@ mod screen;
 
 use cavern_conf::{Interval, process};
 use cavern_net::MasterChannel;
-use cavern_net::master::Stubs;
 use cavern_proto::master::StatusRequest;
 use clap::Args;
 use tokio::time::Instant;
 
 use self::rates::{Rates, Sample, Sort};
 use self::screen::Screen;
-use super::connect::ResultArgs;
+use super::connect::{ResultArgs, rpc};
 use crate::console;
 use crate::error::CliError;
 
@@ -36,7 +35,7 @@ pub struct TopArgs {
 }
 
 fn interval(text: &str) -> Result<Interval, String> {
-    let interval = text.parse::<Interval>().map_err(|error| error.to_string())?;
+    let interval = text.parse::<Interval>()?;
     if interval < SHORTEST { Err(format!("{interval} is shorter than {SHORTEST}")) } else { Ok(interval) }
 }
 
@@ -98,8 +97,7 @@ impl TopArgs {
 
 /// What the master that leads knows now.
 async fn look(masters: &MasterChannel) -> Result<Sample, CliError> {
-    let ask = async |mut master: Stubs| master.cluster.status(StatusRequest { activity: true }).await;
-    let status = masters.ask_unary(ask).await?;
+    let status = masters.ask_unary(rpc!(cluster.status(StatusRequest { activity: true }))).await?;
     Ok(Sample { at: Instant::now(), status })
 }
 

@@ -20,7 +20,7 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt as _;
 
 use super::cert::timestamp;
-use super::connect::{LINE_PERIOD, ResultArgs};
+use super::connect::{LINE_PERIOD, ResultArgs, rpc};
 use super::fs::target::Target;
 use super::fs::with_client;
 use crate::console::{self, Progress};
@@ -163,8 +163,7 @@ fn step_line(progress: &ViewProgress) -> String {
 }
 
 async fn list(result: &ResultArgs) -> Result<(), CliError> {
-    let list = async |mut master: Stubs| master.views.list_views(ListViewsRequest {}).await;
-    let views = result.cluster.call(list).await?.views;
+    let views = result.cluster.call(rpc!(views.list_views(ListViewsRequest {}))).await?.views;
     result.show(&views.iter().map(view_json).collect::<Vec<_>>(), || {
         let row = |view: &View| {
             [
@@ -181,16 +180,12 @@ async fn list(result: &ResultArgs) -> Result<(), CliError> {
 }
 
 async fn describe(name: String, result: &ResultArgs) -> Result<(), CliError> {
-    let request = GetViewRequest { name, id: 0 };
-    let get = async |mut master: Stubs| master.views.get_view(request.clone()).await;
-    let view = result.cluster.call(get).await?;
+    let view = result.cluster.call(rpc!(views.get_view(GetViewRequest { name, id: 0 }))).await?;
     result.show(&view_json(&view), || description(&view).iter().try_for_each(console::line))
 }
 
 async fn delete(name: String, result: &ResultArgs) -> Result<(), CliError> {
-    let request = DeleteViewRequest { name };
-    let delete = async |mut master: Stubs| master.views.delete_view(request.clone()).await;
-    let view = result.cluster.call(delete).await?;
+    let view = result.cluster.call(rpc!(views.delete_view(DeleteViewRequest { name }))).await?;
     result.show(&view_json(&view), || console::line(format_args!("{} of {} is deleted", view.name, view.path)))
 }
 

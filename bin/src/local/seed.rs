@@ -28,7 +28,7 @@ pub fn seed(s3: &S3, source: &Path, target: &str) -> Result<Copied, CliError> {
         CliError::Usage(format!("{target} is no bucket of the object store ({reason}): write it as {form}"))
     };
     let (bucket, prefix) = match StoreUri::parse(target).map_err(|error| wrong(error.reason))? {
-        StoreUri::S3 { bucket, prefix } => (bucket, prefix),
+        StoreUri::Bucket { scheme: Scheme::S3, name, prefix } => (name, prefix),
         _ => return Err(wrong("its scheme is another one")),
     };
     let files = files_below(source)?;

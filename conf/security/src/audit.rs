@@ -1,7 +1,7 @@
 //! The audit log of a process: who did what to the cluster, one line of JSON for each, in a file that is rotated or
 //! among the lines of the log.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -96,7 +96,7 @@ impl AuditLog {
     /// Writes lines, all at once, as [`Self::record`] does one.
     pub fn record_all<'a>(&self, audited: impl IntoIterator<Item = Audited<'a>>) {
         let Some(sink) = &self.sink else { return };
-        let lines = audited.into_iter().map(|audited| Line::of(&audited).to_string());
+        let lines = audited.into_iter().map(|audited| serde_json::to_string(&Line::of(&audited)).unwrap_or_default());
         match &**sink {
             Sink::Log => lines.for_each(|line| tracing::info!(target: "audit", "{line}")),
             Sink::File { file, failures } => {
@@ -142,12 +142,6 @@ impl<'a> Line<'a> {
             result: cut(audited.result.err().unwrap_or("ok")),
             suppressed: Some(audited.suppressed).filter(|suppressed| *suppressed > 0),
         }
-    }
-}
-
-impl Display for Line<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
 }
 

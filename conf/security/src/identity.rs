@@ -38,12 +38,6 @@ impl Role {
     }
 }
 
-impl Display for Role {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(self.name())
-    }
-}
-
 impl FromStr for Role {
     type Err = String;
 

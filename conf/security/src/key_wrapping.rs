@@ -1,7 +1,6 @@
 //! What encrypts the keys that a process keeps on its disk: a key of the host, which comes from elsewhere, so that
 //! whoever has the disk, or a copy of it, does not have what they protect.
 
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -39,9 +38,11 @@ struct KeyEncryptionKey {
     sealing: LessSafeKey,
 }
 
+cavern_conf::debug_only!(KeyEncryptionKey { path });
+
 /// The key-encryption keys of a process. Without any, keys stay in clear; there is a former one only beside a present
 /// one.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct KeyWrapping {
     /// What names the file of the current one in the configuration.
     setting: &'static str,
@@ -57,16 +58,6 @@ pub struct Unwrapped {
     pub key: [u8; KEY_BYTES],
     /// It was not encrypted as it would be now.
     pub is_outdated: bool,
-}
-
-impl fmt::Debug for KeyWrapping {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = |outer: &Option<KeyEncryptionKey>| outer.as_ref().map(|outer| outer.path.clone());
-        out.debug_struct("KeyWrapping")
-            .field("current", &path(&self.current))
-            .field("former", &path(&self.former))
-            .finish_non_exhaustive()
-    }
 }
 
 impl KeyWrapping {

@@ -65,11 +65,15 @@ struct Known {
 }
 
 /// Why a certificate does not hold any more.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 enum Refusal {
+    #[error("its certificate is revoked")]
     Revoked,
+    #[error("its certificate has expired")]
     Expired,
+    #[error("no authority of security.ca has signed its certificate any more")]
     UnknownAuthority,
+    #[error("its certificate does not hold any more ({0})")]
     Other(String),
 }
 
@@ -263,17 +267,6 @@ impl Refusal {
             Self::Expired => "expired",
             Self::UnknownAuthority => "authority",
             Self::Other(_) => "other",
-        }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Revoked => out.write_str("its certificate is revoked"),
-            Self::Expired => out.write_str("its certificate has expired"),
-            Self::UnknownAuthority => out.write_str("no authority of security.ca has signed its certificate any more"),
-            Self::Other(reason) => write!(out, "its certificate does not hold any more ({reason})"),
         }
     }
 }

@@ -45,6 +45,10 @@ use crate::store::{KeySpaceRule, ListProfile};
 /// The file of the token.
 pub(crate) const TOKEN: &str = "admin-token";
 
+/// What a handler is given, and what it answers with.
+type Given = State<Arc<Shared>>;
+type Handled<T = StatusCode> = Result<T, DevS3Error>;
+
 /// The routes.
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
@@ -59,25 +63,24 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-async fn stats(State(shared): State<Arc<Shared>>) -> Json<StatsSnapshot> {
+async fn stats(State(shared): Given) -> Json<StatsSnapshot> {
     Json(shared.stats.snapshot())
 }
 
-async fn reset_stats(State(shared): State<Arc<Shared>>) -> StatusCode {
+async fn reset_stats(State(shared): Given) -> StatusCode {
     shared.stats.reset();
     StatusCode::NO_CONTENT
 }
 
-async fn faults(State(shared): State<Arc<Shared>>) -> Json<Vec<FaultRule>> {
+async fn faults(State(shared): Given) -> Json<Vec<FaultRule>> {
     Json(shared.faults.rules())
 }
 
-async fn add_fault(State(shared): State<Arc<Shared>>, Json(rule): Json<FaultRule>) -> Result<StatusCode, DevS3Error> {
-    shared.faults.add(rule)?;
-    Ok(StatusCode::NO_CONTENT)
+async fn add_fault(State(shared): Given, Json(rule): Json<FaultRule>) -> Handled {
+    shared.faults.add(rule).map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn clear_faults(State(shared): State<Arc<Shared>>) -> StatusCode {
+async fn clear_faults(State(shared): Given) -> StatusCode {
     shared.faults.clear();
     StatusCode::NO_CONTENT
 }
@@ -87,7 +90,7 @@ struct SessionLife {
     seconds: u64,
 }
 
-async fn limit_sessions(State(shared): State<Arc<Shared>>, Query(life): Query<SessionLife>) -> StatusCode {
+async fn limit_sessions(State(shared): Given, Query(life): Query<SessionLife>) -> StatusCode {
     shared.keys.set_life_max(life.seconds);
     StatusCode::NO_CONTENT
 }
@@ -100,10 +103,7 @@ struct Sparse {
     size: u64,
 }
 
-async fn put_sparse(
-    State(shared): State<Arc<Shared>>,
-    Query(Sparse { bucket, key, size }): Query<Sparse>,
-) -> Result<Json<Value>, DevS3Error> {
+async fn put_sparse(State(shared): Given, Query(Sparse { bucket, key, size }): Query<Sparse>) -> Handled<Json<Value>> {
     let object = on_blocking_thread(move || shared.store.put_sparse(&bucket, &key, size)).await?;
     Ok(Json(json!({ "etag": object.etag, "size": object.size })))
 }
@@ -113,42 +113,29 @@ struct OfBucket {
     bucket: String,
 }
 
-async fn key_space(
-    State(shared): State<Arc<Shared>>,
-    Query(of): Query<OfBucket>,
-) -> Result<Json<Option<KeySpaceRule>>, DevS3Error> {
+async fn key_space(State(shared): Given, Query(of): Query<OfBucket>) -> Handled<Json<Option<KeySpaceRule>>> {
     Ok(Json(shared.store.bucket(&of.bucket)?.key_space()))
 }
 
-async fn set_key_space(
-    State(shared): State<Arc<Shared>>,
-    Query(of): Query<OfBucket>,
-    Json(rule): Json<KeySpaceRule>,
-) -> Result<StatusCode, DevS3Error> {
+async fn set_key_space(State(shared): Given, Query(of): Query<OfBucket>, Json(rule): Json<KeySpaceRule>) -> Handled {
     on_blocking_thread(move || shared.store.set_key_space(&of.bucket, Some(rule))).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn clear_key_space(
-    State(shared): State<Arc<Shared>>,
-    Query(of): Query<OfBucket>,
-) -> Result<StatusCode, DevS3Error> {
+async fn clear_key_space(State(shared): Given, Query(of): Query<OfBucket>) -> Handled {
     on_blocking_thread(move || shared.store.set_key_space(&of.bucket, None)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn list_profile(
-    State(shared): State<Arc<Shared>>,
-    Query(of): Query<OfBucket>,
-) -> Result<Json<ListProfile>, DevS3Error> {
+async fn list_profile(State(shared): Given, Query(of): Query<OfBucket>) -> Handled<Json<ListProfile>> {
     Ok(Json(shared.store.bucket(&of.bucket)?.list_profile()))
 }
 
 async fn set_list_profile(
-    State(shared): State<Arc<Shared>>,
+    State(shared): Given,
     Query(of): Query<OfBucket>,
     Json(profile): Json<ListProfile>,
-) -> Result<StatusCode, DevS3Error> {
+) -> Handled {
     shared.store.bucket(&of.bucket)?.set_list_profile(profile);
     Ok(StatusCode::NO_CONTENT)
 }
@@ -159,10 +146,7 @@ struct KeepVersions {
     keep: bool,
 }
 
-async fn keep_versions(
-    State(shared): State<Arc<Shared>>,
-    Query(KeepVersions { bucket, keep }): Query<KeepVersions>,
-) -> Result<StatusCode, DevS3Error> {
+async fn keep_versions(State(shared): Given, Query(KeepVersions { bucket, keep }): Query<KeepVersions>) -> Handled {
     on_blocking_thread(move || shared.store.bucket(&bucket)?.keep_versions(keep)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

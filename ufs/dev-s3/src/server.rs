@@ -21,7 +21,7 @@ use crate::config::DevS3Config;
 use crate::error::DevS3Error;
 use crate::faults::FaultPlane;
 use crate::request_log::RequestLog;
-use crate::service::Backend;
+use crate::service::{Backend, on_blocking_thread};
 use crate::shared::Shared;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::store::Store;
@@ -67,15 +67,13 @@ impl DevS3 {
             None => None,
         };
         let (root, has_admin) = (config.root, admin.is_some());
-        let opened = tokio::task::spawn_blocking(move || {
-            let store = Store::open(&root)?;
+        let (store, access) = on_blocking_thread(move || {
+            let store = Arc::new(Store::open(&root)?);
             let access = has_admin.then(|| HttpAccess::local(&root.join(admin::TOKEN))).transpose()?;
-            Ok::<_, DevS3Error>((store, access))
+            Ok((store, access))
         })
-        .await;
-        let (store, access) = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        let store = Arc::new(store);
-        let mut builder = S3ServiceBuilder::new(Backend::new(Arc::clone(&store)));
+        .await?;
+        let mut builder = S3ServiceBuilder::new(Backend { store: Arc::clone(&store) });
         let keys = Keys::new(config.access_key, config.secret_key, Arc::clone(&store));
         builder.set_auth(keys.clone());
         builder.set_access(keys.clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::host;
-use http::header::{ETAG, IF_MATCH};
+use http::header::IF_MATCH;
 use http::request::Builder;
 use http::{HeaderMap, Request as HttpRequest};
 use percent_encoding::{percent_decode_str, utf8_percent_encode};
@@ -15,8 +15,8 @@ use super::{AzblobStore, METADATA};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
 use crate::s3::if_match;
-use crate::s3::listing::{QUERY, header_text, unquoted};
-use crate::s3::write::on_condition;
+use crate::s3::listing::{QUERY, header_text};
+use crate::s3::write::{made_etag, on_condition};
 use crate::store::{Change, ChangeRequest, CopySource};
 
 /// A copy that is not done at once is looked at again after this, doubled each time up to that.
@@ -60,13 +60,6 @@ fn with_metadata(request: Builder, metadata: &Metadata) -> Builder {
     metadata.iter().fold(request, add)
 }
 
-fn made(asked: &Request, headers: &HeaderMap) -> Result<String, UfsError> {
-    match unquoted(header_text(headers, ETAG)) {
-        "" => Err(UfsError::lacking(asked, "ETag")),
-        etag => Ok(etag.to_owned()),
-    }
-}
-
 impl AzblobStore {
     pub(super) async fn send_change(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
         let asked = self.asked(request.operation(), request.key);
@@ -76,7 +69,7 @@ impl AzblobStore {
                 let unsent = with_metadata(put("")?.header("x-ms-blob-type", "BlockBlob"), metadata);
                 let headers =
                     self.sent(on_condition(unsent, replaces), body.clone(), &asked, replaces.version()).await?;
-                made(&asked, &headers)
+                made_etag(&asked, &headers)
             }
             Change::Begin { metadata } => self.object_url(&asked, "").map(|_| Upload::begin(metadata)),
             Change::Part { upload, number, body } => {
@@ -95,7 +88,7 @@ impl AzblobStore {
                 let unsent = with_metadata(put("comp=blocklist")?, &Upload::of(upload).metadata);
                 let headers =
                     self.sent(on_condition(unsent, replaces), blocks.into(), &asked, replaces.version()).await?;
-                made(&asked, &headers)
+                made_etag(&asked, &headers)
             }
             // The service takes its blocks away by itself.
             Change::Abort { .. } => Ok(String::new()),
@@ -103,7 +96,7 @@ impl AzblobStore {
             Change::Copy { source, metadata: Some(metadata) } if source.key == request.key => {
                 let unsent = with_metadata(put("comp=metadata")?, metadata).header(IF_MATCH, if_match(source.etag));
                 let headers = self.sent(unsent, Bytes::new(), &asked, source.etag).await?;
-                made(&asked, &headers)
+                made_etag(&asked, &headers)
             }
             Change::Copy { source, metadata } => self.copy(&asked, source, metadata).await,
             Change::CopyPart { .. } => {
@@ -154,7 +147,7 @@ impl AzblobStore {
                     let reason = format!("the copy ended: {}", header_text(&headers, "x-ms-copy-status-description"));
                     return Err(UfsError::Rejected { request: asked.clone(), reason });
                 }
-                _ => return made(asked, &headers),
+                _ => return made_etag(asked, &headers),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOK_MAX);

@@ -4,7 +4,7 @@ use percent_encoding::utf8_percent_encode;
 use reqsign_core::time::Timestamp;
 
 use crate::object::{ListMode, ObjectMeta};
-use crate::s3::listing::{QUERY, Text, length, nanoseconds, unquoted, walk};
+use crate::s3::listing::{QUERY, Text, keep, length, nanoseconds, unquoted, walk};
 use crate::store::{ListRequest, StorePage};
 
 /// The query of List Blobs.
@@ -48,16 +48,10 @@ pub(super) fn parse(document: &[u8]) -> Result<StorePage, String> {
             ["Blobs", "Blob", "Properties", "ResourceType"] => blob.is_directory = text == Some("directory"),
             ["Blobs", "Blob"] => match std::mem::take(&mut blob) {
                 Blob { is_directory: true, .. } => {}
-                file => match described(file) {
-                    Some(object) => page.objects.push(object),
-                    None => page.hidden += 1,
-                },
+                file => page.hidden += keep(&mut page.objects, described(file)),
             },
             ["Blobs", "BlobPrefix", "Name"] => prefix = owned(),
-            ["Blobs", "BlobPrefix"] => match prefix.take() {
-                Some(prefix) => page.prefixes.push(prefix),
-                None => page.hidden += 1,
-            },
+            ["Blobs", "BlobPrefix"] => page.hidden += keep(&mut page.prefixes, prefix.take()),
             _ => {}
         }
     })?;

@@ -18,7 +18,6 @@
 //! option left out.
 
 use std::collections::HashMap;
-use std::fmt;
 
 use cavern_conf::schema;
 use cavern_proto::Scheme;
@@ -42,7 +41,6 @@ const DOMAINS: [&str; 4] = [
 const OWN_KEY: &str = "AZURE_STORAGE_KEY";
 const OWN_SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 
-#[derive(Debug)]
 pub(crate) struct AzblobOptions {
     account: String,
     /// Where its containers are, without a `/` at the end.
@@ -50,24 +48,14 @@ pub(crate) struct AzblobOptions {
     credentials: Credentials,
 }
 
+cavern_conf::debug_only!(AzblobOptions { account_url });
+
 /// Whose requests those of a mount are.
 enum Credentials {
     Anonymous,
     Key(String),
     Sas(String),
     Found(Source),
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Anonymous => "Anonymous",
-            Self::Key(_) => "Key(hidden)",
-            Self::Sas(_) => "Sas(hidden)",
-            Self::Found(Source::Environment) => "Environment",
-            Self::Found(Source::Instance) => "Instance",
-        })
-    }
 }
 
 /// What lets requests pass.
@@ -103,13 +91,8 @@ impl AzblobOptions {
     pub(crate) fn parse(options: &HashMap<String, String>) -> Result<Self, UfsError> {
         check_names(Scheme::Azblob, options)?;
         let given = |name: &str| options.get(name).map(String::as_str).filter(|value| !value.is_empty());
-        let account = given(ACCOUNT).ok_or_else(|| {
-            UfsError::invalid(
-                ACCOUNT,
-                "it is not given",
-                "give the name of the storage account: -c azblob.account=NAME",
-            )
-        })?;
+        let remedy = "give the name of the storage account: -c azblob.account=NAME";
+        let account = given(ACCOUNT).ok_or_else(|| UfsError::invalid(ACCOUNT, "it is not given", remedy))?;
         if !(3..=24).contains(&account.len())
             || !account.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
         {

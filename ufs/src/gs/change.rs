@@ -13,7 +13,7 @@ use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
 use crate::s3::listing::{element, error_document, header_text, unquoted};
 use crate::s3::whole;
-use crate::s3::write::{ANSWER_BYTES, completion};
+use crate::s3::write::{ANSWER_BYTES, completion, made_etag};
 use crate::store::{Change, ChangeRequest, CopySource};
 
 /// Condition of a change, as its query has it.
@@ -42,10 +42,7 @@ impl GsStore {
             Change::Part { upload, number, body } => {
                 let url = self.xml_url(&asked, &format!("partNumber={number}&uploadId={}", encoded(upload)));
                 let (headers, _) = self.answered(HttpRequest::put(url), body.clone(), &asked, "").await?;
-                match unquoted(header_text(&headers, ETAG)) {
-                    "" => Err(UfsError::lacking(&asked, "ETag")),
-                    etag => Ok(etag.to_owned()),
-                }
+                made_etag(&asked, &headers)
             }
             Change::Complete { upload, parts, .. } => self.complete(&asked, upload, parts).await,
             Change::Abort { upload } => {

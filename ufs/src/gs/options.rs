@@ -14,7 +14,6 @@
 //! option left out.
 
 use std::collections::HashMap;
-use std::fmt;
 
 use cavern_proto::Scheme;
 use cavern_proto::gs_options::{ANONYMOUS, ENDPOINT, KEY, SOURCE};
@@ -28,28 +27,19 @@ use crate::token::{Source, check_endpoint};
 pub(crate) const GOOGLE: &str = "https://storage.googleapis.com";
 const DOMAINS: [&str; 1] = [".googleapis.com"];
 
-#[derive(Debug)]
 pub(crate) struct GsOptions {
     /// `scheme://host[:port]`, lower case, without a default port; `None` for Google's.
     pub endpoint: Option<String>,
     pub credentials: Credentials,
 }
 
+cavern_conf::debug_only!(GsOptions { endpoint });
+
 /// Whose requests those of a mount are.
 pub(crate) enum Credentials {
     Anonymous,
     Key(KeyFile),
     Found(Source),
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Anonymous => f.write_str("Anonymous"),
-            Self::Key(_) => f.write_str("Key(hidden)"),
-            Self::Found(source) => f.debug_tuple("Found").field(source).finish(),
-        }
-    }
 }
 
 impl GsOptions {
@@ -59,11 +49,8 @@ impl GsOptions {
         let endpoint = given(ENDPOINT).map(|value| normalize_endpoint(ENDPOINT, value)).transpose()?;
         let anonymous = given(ANONYMOUS).map(|value| boolean(ANONYMOUS, value)).transpose()?.unwrap_or(false);
         let of_several = |name: &str| {
-            UfsError::invalid(
-                name,
-                "other credentials are given too",
-                format!("leave all but one of {KEY}, {SOURCE} and {ANONYMOUS} out"),
-            )
+            let remedy = format!("leave all but one of {KEY}, {SOURCE} and {ANONYMOUS} out");
+            UfsError::invalid(name, "other credentials are given too", remedy)
         };
         let credentials = match (anonymous, given(KEY), given(SOURCE)) {
             (true, None, None) => Credentials::Anonymous,

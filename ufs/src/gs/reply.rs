@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::object::ObjectMeta;
-use crate::s3::listing::nanoseconds;
+use crate::s3::listing::{keep, nanoseconds};
 use crate::store::StorePage;
 
 /// The header of an answer that names the version.
@@ -58,10 +58,7 @@ pub(super) fn page(document: &[u8]) -> Result<StorePage, String> {
     })?;
     let mut page = StorePage::default();
     for item in listed.items {
-        match described(item) {
-            Some(object) => page.page.objects.push(object),
-            None => page.page.hidden += 1,
-        }
+        page.page.hidden += keep(&mut page.page.objects, described(item));
     }
     page.page.prefixes = listed.prefixes;
     page.next = Some(listed.next_page_token).filter(|token| !token.is_empty());

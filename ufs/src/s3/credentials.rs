@@ -53,7 +53,7 @@ impl Provider {
 
 /// What the handles of a store have fetched, who share it if they want the same.
 #[derive(Default)]
-pub(super) struct SharedCredentials(Mutex<Vec<(Wanted, WeakRenewing)>>);
+pub(crate) struct SharedCredentials(Mutex<Vec<(Wanted, WeakRenewing)>>);
 
 impl SharedCredentials {
     fn of(&self, wanted: Wanted) -> Renewing {

@@ -112,16 +112,10 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
     let mut answer = StorePage::default();
     answer.page.objects.reserve_exact(objects.len());
     for object in objects {
-        match described(object, is_encoded) {
-            Some(object) => answer.page.objects.push(object),
-            None => answer.page.hidden += 1,
-        }
+        answer.page.hidden += keep(&mut answer.page.objects, described(object, is_encoded));
     }
     for prefix in prefixes {
-        match decoded(prefix, is_encoded) {
-            Some(prefix) => answer.page.prefixes.push(prefix),
-            None => answer.page.hidden += 1,
-        }
+        answer.page.hidden += keep(&mut answer.page.prefixes, decoded(prefix, is_encoded));
     }
     let next = next.filter(|token| token.as_deref() != Some(""));
     answer.next = match (is_truncated?.unwrap_or(next.is_some()), next.flatten()) {
@@ -130,6 +124,13 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
         (true, None) => return Err("the listing goes on, but has no NextContinuationToken that can be read".to_owned()),
     };
     Ok(answer)
+}
+
+/// Puts an entry of a page to the others; one that could not be read is counted.
+pub(crate) fn keep<T>(kept: &mut Vec<T>, entry: Option<T>) -> u64 {
+    let hidden = u64::from(entry.is_none());
+    kept.extend(entry);
+    hidden
 }
 
 /// Whether the keys of a document are percent-encoded, as its `EncodingType` says.

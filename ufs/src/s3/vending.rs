@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cavern_conf::schema;
-use cavern_proto::StoreUri;
+use cavern_proto::{Scheme, StoreUri};
 
 use super::credentials::{Provider, Renewing, Scope};
 use super::keys::{KeyError, KeyRight, VendedKeys};
 use super::options::S3Options;
-use super::shared::SharedBucket;
 use crate::error::UfsError;
+use crate::shared_store::SharedStore;
 
 /// Has STS give out keys for the prefix of a mount. They are renewed in the middle of their life, by one request for
 /// all who ask. Cheap to clone.
@@ -28,7 +28,7 @@ pub struct KeyVendor {
     read: Renewing,
     write: Renewing,
     /// Where others that are opened find both.
-    _shared: Arc<SharedBucket>,
+    _shared: Arc<SharedStore>,
 }
 
 cavern_conf::debug_only!(KeyVendor { read });
@@ -49,10 +49,12 @@ impl KeyVendor {
     /// [`UfsError::Invalid`] for a URI or an option that is wrong, where nothing says who gives out the role, and for a
     /// prefix whose policy is longer than STS takes.
     pub fn open(uri: &str, options: &HashMap<String, String>, conf: &schema::Ufs) -> Result<Option<Self>, UfsError> {
-        let StoreUri::S3 { bucket, prefix } = StoreUri::parse(uri)? else { return Ok(None) };
+        let StoreUri::Bucket { scheme: Scheme::S3, name: bucket, prefix } = StoreUri::parse(uri)? else {
+            return Ok(None);
+        };
         let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
         let Some(vended) = &options.vended else { return Ok(None) };
-        let shared = SharedBucket::of(&options.store_id(&bucket));
+        let shared = SharedStore::of_bucket(&bucket, &options, conf);
         let keys = |right| {
             let policy = policy::of(&vended.role.arn, &bucket, &prefix, right)?;
             Provider::vended(&options, &vended.role, Scope { policy, life: vended.life }, conf, &shared.credentials)

@@ -77,6 +77,14 @@ impl S3Store {
     }
 }
 
+/// The ETag of what was made, as the head of the answer has it.
+pub(crate) fn made_etag(asked: &Request, headers: &HeaderMap) -> Result<String, UfsError> {
+    match unquoted(header_text(headers, ETAG)) {
+        "" => Err(UfsError::lacking(asked, "ETag")),
+        etag => Ok(etag.to_owned()),
+    }
+}
+
 /// A write that the store makes only if there is what it replaces.
 pub(crate) fn on_condition(request: Builder, replaces: Precondition<'_>) -> Builder {
     match replaces {

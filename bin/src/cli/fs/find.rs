@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use cavern_client::{Client, Node};
-use cavern_conf::{ByteSize, UnitError};
+use cavern_conf::ByteSize;
 use cavern_proto::master::Kind;
 use clap::Args;
 use glob::Pattern;
@@ -51,7 +51,7 @@ fn size(text: &str) -> Result<(Ordering, ByteSize), String> {
         Some(("-", rest)) => (Ordering::Less, rest),
         _ => (Ordering::Equal, text),
     };
-    rest.parse::<ByteSize>().map(|size| (than, size)).map_err(|error: UnitError| error.to_string())
+    rest.parse::<ByteSize>().map(|size| (than, size))
 }
 
 impl FindArgs {

@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::walk::join;
-use crate::cli::connect::ResultArgs;
+use crate::cli::connect::{ResultArgs, rpc};
 use crate::cli::persist::status_view;
 use crate::console;
 use crate::error::CliError;
@@ -63,8 +63,7 @@ pub fn time_text(ns: i64) -> String {
 
 async fn resolve(masters: &MasterChannel, path: &str) -> Result<Entry, CliError> {
     let request = ResolveRequest { path: path.to_owned(), session: 0 };
-    let resolve = async |mut master: Stubs| master.namespace.resolve(request.clone()).await;
-    Ok(masters.ask_unary(resolve).await?)
+    Ok(masters.ask_unary(rpc!(namespace.resolve(request))).await?)
 }
 
 /// Calls `visit` with the entries of a directory as they arrive; another master goes on after the last name.
@@ -155,8 +154,7 @@ impl LsArgs {
 /// `cv fs stat`.
 pub async fn stat(paths: &[String], result: &ResultArgs) -> Result<(), CliError> {
     let masters = result.cluster.masters().await?;
-    let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-    let mounts = masters.ask_unary(list).await?.mounts;
+    let mounts = masters.ask_unary(rpc!(cluster.list_mounts(ListMountsRequest {}))).await?.mounts;
     for path in paths {
         let entry = resolve(&masters, path).await?;
         let attr = entry.attr.unwrap_or_default();
@@ -164,13 +162,11 @@ pub async fn stat(paths: &[String], result: &ResultArgs) -> Result<(), CliError>
         let (mut bucket, mut unavailable) = (None, Vec::new());
         if mount.is_some_and(|mount| mount.write_type() == WriteType::FsMode) {
             let request = PersistStatusRequest { path: path.clone(), ..PersistStatusRequest::default() };
-            let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-            bucket = Some(masters.ask_unary(ask).await?);
+            bucket = Some(masters.ask_unary(rpc!(cluster.get_persist_status(request))).await?);
         }
         if matches!(attr.kind(), Kind::File | Kind::Unspecified) && mount.is_some() {
             let request = ListUnavailableRequest { inode: attr.inode, ..ListUnavailableRequest::default() };
-            let ask = async |mut master: Stubs| master.cluster.list_unavailable(request).await;
-            unavailable = masters.ask_unary(ask).await?.extents;
+            unavailable = masters.ask_unary(rpc!(cluster.list_unavailable(request))).await?.extents;
         }
         // The namespace is the truth in fs-mode: when the bucket was listed says nothing of the file.
         let listed = Some(entry.listing_age_ms).filter(|age| *age >= 0 && bucket.is_none());
@@ -246,10 +242,6 @@ async fn usage(masters: &MasterChannel, path: &str) -> Result<UsageProgress, Cli
     }
 }
 
-fn usage_view(path: &str, usage: &UsageProgress) -> Value {
-    json!({"path": path, "directories": usage.directories, "files": usage.files, "bytes": usage.bytes})
-}
-
 impl DuArgs {
     pub async fn run(&self, result: &ResultArgs) -> Result<(), CliError> {
         let masters = result.cluster.masters().await?;
@@ -278,8 +270,10 @@ impl DuArgs {
             }
         }
         found.push((self.path.clone(), usage(&masters, &self.path).await?));
-        let views: Vec<Value> = found.iter().map(|(path, usage)| usage_view(path, usage)).collect();
-        result.show(&views, || {
+        let view = |(path, usage): &(String, UsageProgress)| {
+            console::fields! { usage; directories, files, bytes; "path": path }
+        };
+        result.show(&found.iter().map(view).collect::<Vec<_>>(), || {
             let row = |(path, usage): &(String, UsageProgress)| {
                 let [directories, files] = [usage.directories, usage.files].map(|count| count.to_string());
                 [directories, files, console::size(usage.bytes), path.clone()]

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use cavern_client::Client;
-use cavern_conf::{ByteSize, Interval, UnitError};
+use cavern_conf::{ByteSize, Interval};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Quota, Quotas, SetQuota, SetTtl, Ttl, TtlAction};
 use clap::{Args, Subcommand, ValueEnum};
@@ -200,7 +200,7 @@ enum Action {
 }
 
 fn seconds(text: &str) -> Result<u64, String> {
-    let time: Interval = text.parse().map_err(|error: UnitError| error.to_string())?;
+    let time: Interval = text.parse()?;
     match time.get().as_secs() {
         0 => Err("files live for a second at least".to_owned()),
         seconds => Ok(seconds),

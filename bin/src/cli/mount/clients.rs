@@ -62,7 +62,7 @@ fn take(rule: &mut ClientRule, key: &str, value: Option<&str>) -> Result<(), Str
             rule.operations_per_second = rate(text.parse::<u64>().map_err(|_| format!("{text:?} is no number"))?)?;
         }
         ("bytes", Some(text)) => {
-            let bytes = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
+            let bytes = text.parse::<ByteSize>()?;
             rule.bytes_per_second = rate(bytes.bytes())?;
         }
         ("root_squash", None) => rule.users.get_or_insert_default().root_squash = true,

@@ -53,17 +53,14 @@ impl Serialize for MountView {
 }
 
 fn status_view(status: &MountStatus) -> Value {
+    let failure = |one: &FetchFailure| json!({"worker": one.worker_id, "message": one.message, "age_ms": one.age_ms});
     // So many entries are expected, about, of an index that runs: 0 where nothing tells. Failing workers are live and
     // cannot fetch from the bucket; failures are what the first of them say.
     console::fields! { status;
         indexing, indexed_entries, expected_entries, index_streams, index_rate, hidden_keys, unlisted_directories,
         incomplete_entries, last_error, failing_workers;
-        "fetch_failures": status.fetch_failures.iter().map(failure_view).collect::<Vec<_>>(),
+        "fetch_failures": status.fetch_failures.iter().map(failure).collect::<Vec<_>>(),
     }
-}
-
-fn failure_view(failure: &FetchFailure) -> Value {
-    json!({"worker": failure.worker_id, "message": failure.message, "age_ms": failure.age_ms})
 }
 
 /// When keys end; `None` where none is given out.

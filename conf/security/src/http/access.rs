@@ -5,7 +5,6 @@
 //! is not there, is for whoever brings the token of `security.http_token`, or the certificate of a viewer, an operator
 //! or an admin.
 
-use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -66,10 +65,19 @@ pub(super) struct Peer {
 }
 
 /// Why a page is not shown.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum Denial {
+    #[error(
+        "this page takes the token of security.http_token (Authorization: Bearer), or the certificate of a viewer, an \
+         operator or an admin"
+    )]
     Nothing,
+    #[error("the token is not that of security.http_token")]
     WrongToken,
+    #[error(
+        "{0} may not see this page: it takes a certificate of the role viewer, operator or admin, or the token of \
+         security.http_token"
+    )]
     OtherRole(Identity),
 }
 
@@ -184,35 +192,15 @@ pub(super) fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     Some(if is_bearer && said.next().is_none() { first[SCHEME.len()..].trim_ascii() } else { &[] })
 }
 
-impl Display for Denial {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing => out.write_str(
-                "this page takes the token of security.http_token (Authorization: Bearer), or the certificate of a \
-                 viewer, an operator or an admin",
-            ),
-            Self::WrongToken => out.write_str("the token is not that of security.http_token"),
-            Self::OtherRole(identity) => write!(
-                out,
-                "{identity} may not see this page: it takes a certificate of the role viewer, operator or admin, or \
-                 the token of security.http_token"
-            ),
-        }
-    }
-}
-
 impl IntoResponse for Denial {
     fn into_response(self) -> Response {
         let text = format!("{self}\n");
-        match self {
-            Self::Nothing => (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer realm=\"cavern\"")], text)
-                .into_response(),
-            Self::WrongToken => {
-                let challenge = "Bearer realm=\"cavern\", error=\"invalid_token\"";
-                (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)], text).into_response()
-            }
-            Self::OtherRole(_) => (StatusCode::FORBIDDEN, text).into_response(),
-        }
+        let challenge = match self {
+            Self::Nothing => "Bearer realm=\"cavern\"",
+            Self::WrongToken => "Bearer realm=\"cavern\", error=\"invalid_token\"",
+            Self::OtherRole(_) => return (StatusCode::FORBIDDEN, text).into_response(),
+        };
+        (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)], text).into_response()
     }
 }
 

@@ -1,15 +1,18 @@
 //! Buckets.
 
+use std::sync::Arc;
+
 use s3s::S3Result;
 use s3s::dto::*;
 
-use super::backend::Backend;
+use super::backend::{Backend, on_blocking_thread};
 use super::reply::timestamp;
 
 pub(super) async fn create_bucket(backend: &Backend, input: CreateBucketInput) -> S3Result<CreateBucketOutput> {
     let name = input.bucket;
     let location = format!("/{name}");
-    backend.blocking(move |store| store.create_bucket(&name)).await?;
+    let store = Arc::clone(&backend.store);
+    on_blocking_thread(move || store.create_bucket(&name)).await?;
     Ok(CreateBucketOutput { location: Some(location) })
 }
 
@@ -30,7 +33,8 @@ pub(super) async fn list_buckets(backend: &Backend, _input: ListBucketsInput) ->
 }
 
 pub(super) async fn delete_bucket(backend: &Backend, input: DeleteBucketInput) -> S3Result<DeleteBucketOutput> {
-    backend.blocking(move |store| store.delete_bucket(&input.bucket)).await?;
+    let store = Arc::clone(&backend.store);
+    on_blocking_thread(move || store.delete_bucket(&input.bucket)).await?;
     Ok(DeleteBucketOutput::default())
 }
 

@@ -1,9 +1,11 @@
 //! CopyObject and UploadPartCopy.
 
+use std::sync::Arc;
+
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
 
-use super::backend::Backend;
+use super::backend::{Backend, on_blocking_thread};
 use super::conditions::ReadConditions;
 use super::reply::{attributes_of, etag, timestamp};
 use super::upload::Intake;
@@ -41,12 +43,13 @@ pub(super) async fn copy_object(backend: &Backend, input: CopyObjectInput) -> S3
     let attributes = if replace { attributes_of!(input) } else { stored };
     let version = Version { etag: object.etag.clone(), attributes };
     let key = input.key;
-    let work = move |store: &crate::store::Store| {
+    let store = Arc::clone(&backend.store);
+    let work = move || {
         let mut draft = store.draft()?;
         content.append_to(&mut draft, object.size)?;
         target.commit(draft, &key, version, &PutCondition::default())
     };
-    let copied = backend.blocking(work).await?;
+    let copied = on_blocking_thread(work).await?;
     let result = CopyObjectResult {
         e_tag: Some(etag(&copied.etag)),
         last_modified: Some(timestamp(copied.modified_s)),
@@ -68,12 +71,12 @@ pub(super) async fn upload_part_copy(backend: &Backend, input: UploadPartCopyInp
         }
     };
     let (key, id) = (input.key, input.upload_id);
-    let store = std::sync::Arc::clone(&backend.store);
-    let work = move |_: &crate::store::Store| {
+    let store = Arc::clone(&backend.store);
+    let work = move || {
         let received = Intake::from_content(&store, &content, range)?;
         target.put_part(&key, &id, number, received.draft, received.md5)
     };
-    let part_etag = backend.blocking(work).await?;
+    let part_etag = on_blocking_thread(work).await?;
     let result = CopyPartResult {
         e_tag: Some(etag(&part_etag)),
         last_modified: Some(timestamp(crate::store::now_s())),

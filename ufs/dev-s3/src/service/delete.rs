@@ -4,7 +4,7 @@
 use s3s::dto::*;
 use s3s::{S3Result, s3_error};
 
-use super::backend::Backend;
+use super::backend::{Backend, on_blocking_thread};
 
 /// Keys of one batch at most.
 const BATCH_MAX: usize = 1000;
@@ -14,7 +14,8 @@ pub(super) async fn delete_object(backend: &Backend, input: DeleteObjectInput) -
         return Err(s3_error!(NotImplemented, "Versions are not deleted by their ids."));
     }
     let etag = input.if_match.map(|condition| condition.as_etag().map_or("*", |etag| etag.value()).to_owned());
-    backend.blocking(move |store| store.bucket(&input.bucket)?.delete(&input.key, etag.as_deref())).await?;
+    let bucket = backend.bucket(&input.bucket)?;
+    on_blocking_thread(move || bucket.delete(&input.key, etag.as_deref())).await?;
     Ok(DeleteObjectOutput::default())
 }
 
@@ -26,8 +27,8 @@ pub(super) async fn delete_objects(backend: &Backend, input: DeleteObjectsInput)
         return Err(s3_error!(NotImplemented, "Versions are not deleted by their ids."));
     }
     let quiet = input.delete.quiet.unwrap_or(false);
-    let work = move |store: &crate::store::Store| {
-        let bucket = store.bucket(&input.bucket)?;
+    let bucket = backend.bucket(&input.bucket)?;
+    let work = move || {
         let (mut deleted, mut errors) = (DeletedObjects::new(), Errors::new());
         for object in input.delete.objects {
             let etag = object.e_tag.as_ref().map(ETag::value);
@@ -44,7 +45,7 @@ pub(super) async fn delete_objects(backend: &Backend, input: DeleteObjectsInput)
         }
         Ok((deleted, errors))
     };
-    let (deleted, errors) = backend.blocking(work).await?;
+    let (deleted, errors) = on_blocking_thread(work).await?;
     let output = DeleteObjectsOutput {
         deleted: (!quiet).then_some(deleted),
         errors: (!errors.is_empty()).then_some(errors),

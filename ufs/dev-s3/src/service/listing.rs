@@ -85,10 +85,6 @@ fn objects(page: &ListPage, encoding: Encoding) -> ObjectList {
     page.objects.iter().map(object).collect()
 }
 
-fn prefixes(page: &ListPage, encoding: Encoding) -> CommonPrefixList {
-    page.prefixes.iter().map(|prefix| CommonPrefix { prefix: Some(encoding.write(prefix)) }).collect()
-}
-
 pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input) -> S3Result<ListObjectsV2Output> {
     let bucket = paced(backend, &input.bucket, input.prefix.as_deref()).await?;
     let encoding = Encoding::of(input.encoding_type.as_ref())?;
@@ -100,6 +96,7 @@ pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input
         after: resumed.as_deref().or(input.start_after.as_deref()).unwrap_or_default(),
         limit: limit as usize,
     });
+    let common = |prefix: &String| CommonPrefix { prefix: Some(encoding.write(prefix)) };
     let output = ListObjectsV2Output {
         name: Some(input.bucket),
         prefix: Some(encoding.write(input.prefix.as_deref().unwrap_or_default())),
@@ -108,7 +105,7 @@ pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input
         max_keys: Some(limit),
         key_count: Some((page.objects.len() + page.prefixes.len()) as i32),
         contents: Some(objects(&page, encoding)),
-        common_prefixes: Some(prefixes(&page, encoding)),
+        common_prefixes: Some(page.prefixes.iter().map(common).collect()),
         is_truncated: Some(page.next.is_some()),
         continuation_token: input.continuation_token,
         next_continuation_token: page.next.as_deref().map(token_of),
@@ -118,27 +115,22 @@ pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input
     Ok(output)
 }
 
+/// A page as of version 2; the name that the next one begins after is not hidden in a token.
 pub(super) async fn list_objects(backend: &Backend, input: ListObjectsInput) -> S3Result<ListObjectsOutput> {
-    let bucket = paced(backend, &input.bucket, input.prefix.as_deref()).await?;
-    let encoding = Encoding::of(input.encoding_type.as_ref())?;
-    let limit = page_size(input.max_keys)?;
-    let page = bucket.list(&ListQuery {
-        prefix: input.prefix.as_deref().unwrap_or_default(),
-        delimiter: input.delimiter.as_deref().unwrap_or_default(),
-        after: input.marker.as_deref().unwrap_or_default(),
-        limit: limit as usize,
-    });
+    let page = list_objects_v2(backend, input.into()).await?;
+    let encoding = Encoding::of(page.encoding_type.as_ref())?;
+    let next = page.next_continuation_token.as_deref().map(name_of).transpose()?;
     let output = ListObjectsOutput {
-        name: Some(input.bucket),
-        prefix: Some(encoding.write(input.prefix.as_deref().unwrap_or_default())),
-        marker: Some(encoding.write(input.marker.as_deref().unwrap_or_default())),
-        delimiter: encoding.write_all(input.delimiter.as_ref()),
-        max_keys: Some(limit),
-        contents: Some(objects(&page, encoding)),
-        common_prefixes: Some(prefixes(&page, encoding)),
-        is_truncated: Some(page.next.is_some()),
-        next_marker: page.next.as_deref().map(|name| encoding.write(name)),
-        encoding_type: input.encoding_type,
+        name: page.name,
+        prefix: page.prefix,
+        marker: Some(page.start_after.unwrap_or_default()),
+        delimiter: page.delimiter,
+        max_keys: page.max_keys,
+        contents: page.contents,
+        common_prefixes: page.common_prefixes,
+        is_truncated: page.is_truncated,
+        next_marker: next.map(|name| encoding.write(&name)),
+        encoding_type: page.encoding_type,
         ..Default::default()
     };
     Ok(output)
@@ -162,7 +154,7 @@ pub(super) async fn list_object_versions(
     for VersionRow { key, version, is_latest } in rows {
         let (key, id) = (Some(encoding.write(&key)), Some(version.version_id()));
         let (is_latest, last_modified) = (Some(is_latest), Some(timestamp(version.modified_s)));
-        if version.is_delete_marker() {
+        if version.is_deleted() {
             let marker = DeleteMarkerEntry { key, version_id: id, is_latest, last_modified, ..Default::default() };
             delete_markers.push(marker);
             continue;

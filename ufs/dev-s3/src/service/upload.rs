@@ -119,10 +119,7 @@ impl Intake {
 
     /// Hashes and writes the batch.
     fn absorb(&mut self) -> Result<(), DevS3Error> {
-        let mut draft = match self.draft.take() {
-            Some(draft) => draft,
-            None => self.store.draft()?,
-        };
+        let mut draft = self.draft.take().map_or_else(|| self.store.draft(), Ok)?;
         for data in mem::take(&mut self.batch) {
             self.md5.update(&data);
             self.checksums.update(&data);
@@ -135,10 +132,7 @@ impl Intake {
     /// Writes what is left, and holds the body against its MD5 (in base64), if that was said, and its checksums.
     pub fn finish(mut self, content_md5: Option<&str>) -> Result<Received, DevS3Error> {
         self.absorb()?;
-        let draft = match self.draft {
-            Some(draft) => draft,
-            None => self.store.draft()?,
-        };
+        let draft = self.draft.map_or_else(|| self.store.draft(), Ok)?;
         let md5: [u8; 16] = self.md5.finalize().into();
         if content_md5.is_some_and(|wanted| wanted != BASE64_STANDARD.encode(md5)) {
             return Err(DevS3Error::BadDigest("Content-MD5"));

@@ -81,14 +81,9 @@ impl Bucket {
         let part = Part { md5, size: draft.size(), modified_s: now_s(), sequence };
         let path = self.upload_dir(id).join(part.file_name(number));
         draft.place(&path).map_err(|_| DevS3Error::NoSuchUpload(id.to_owned()))?;
-        let old = self.with_upload(key, id, |upload| match upload.parts.get(&number) {
-            Some(present) if present.sequence > sequence => Some(part.file_name(number)),
-            _ => upload.parts.insert(number, part).map(|old| old.file_name(number)),
-        })?;
-        if let Some(old) = old {
-            let path = self.upload_dir(id).join(old);
+        if let Some(old) = self.with_upload(key, id, |upload| upload.take_part(number, part))? {
             // The upload may be completed or aborted at this moment, which removes its files.
-            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(self.upload_dir(id).join(old));
         }
         Ok(hex(&md5))
     }

@@ -85,7 +85,8 @@ impl Object {
         self.attributes.as_deref()
     }
 
-    pub(super) fn is_deleted(&self) -> bool {
+    /// It is no object: its key was deleted.
+    pub fn is_deleted(&self) -> bool {
         self.origin == Origin::Deleted
     }
 }

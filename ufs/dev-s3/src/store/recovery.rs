@@ -1,6 +1,7 @@
 //! Reading a bucket back at start.
 
 use std::fs::{self, DirEntry, File};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,8 +88,8 @@ fn read_upload(bucket: &Bucket, entry: &DirEntry) -> Result<(), DevS3Error> {
         let Some((number, part)) = name.to_str().and_then(Part::from_file_name) else { continue };
         bucket.sequence.fetch_max(part.sequence + 1, Ordering::Relaxed);
         let metadata = entry.metadata().map_err(DevS3Error::io("read", &entry.path()))?;
-        let old = upload.recover(number, part, &metadata);
-        if let Some(old) = old {
+        let part = Part { size: metadata.len(), modified_s: metadata.mtime(), ..part };
+        if let Some(old) = upload.take_part(number, part) {
             let path = dir.join(old);
             fs::remove_file(&path).map_err(DevS3Error::io("remove", &path))?;
         }

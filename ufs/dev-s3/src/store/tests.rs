@@ -336,7 +336,7 @@ fn what_is_replaced_is_kept_until_the_store_stops() {
     let rows = |prefix| -> Vec<(String, bool, bool)> {
         let (rows, has_more) = bucket.list_versions(prefix, 10);
         assert!(!has_more);
-        rows.into_iter().map(|row| (row.key, row.version.is_delete_marker(), row.is_latest)).collect()
+        rows.into_iter().map(|row| (row.key, row.version.is_deleted(), row.is_latest)).collect()
     };
     assert_eq!(rows("a"), [("a".to_owned(), false, true), ("a".to_owned(), false, false)]);
     let b = [(true, true), (false, false), (false, false)];

@@ -1,8 +1,6 @@
 //! A multipart upload in progress: its parts, which are files of its directory.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 
 use super::record::{UploadRecord, hex};
 
@@ -41,9 +39,8 @@ impl Upload {
         Self { record, parts: BTreeMap::new() }
     }
 
-    /// Takes a part found on disk and returns the name of the file that lost its place to another of the same number.
-    pub fn recover(&mut self, number: u32, part: Part, metadata: &Metadata) -> Option<String> {
-        let part = Part { size: metadata.len(), modified_s: metadata.mtime(), ..part };
+    /// Takes a part and returns the name of the file that lost its place to another of the same number.
+    pub fn take_part(&mut self, number: u32, part: Part) -> Option<String> {
         match self.parts.get(&number) {
             Some(present) if present.sequence > part.sequence => Some(part.file_name(number)),
             _ => self.parts.insert(number, part).map(|old| old.file_name(number)),

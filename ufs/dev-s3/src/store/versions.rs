@@ -27,11 +27,6 @@ impl Object {
     pub fn version_id(&self) -> String {
         if self.sequence == 0 { "null".to_owned() } else { format!("{:016x}", self.sequence) }
     }
-
-    /// It is no object: its key was deleted.
-    pub fn is_delete_marker(&self) -> bool {
-        self.is_deleted()
-    }
 }
 
 impl Bucket {
