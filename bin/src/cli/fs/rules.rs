@@ -102,15 +102,18 @@ pub struct QuotaArgs {
 }
 
 /// A number, or none.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Bound<T>(Option<T>);
 
-fn no_or<T: FromStr<Err: ToString>>(text: &str) -> Result<Bound<T>, String> {
-    match text {
-        "none" => Ok(Bound(None)),
-        "0" => Err("nothing at all would have room: say none for no bound".to_owned()),
-        _ => text.parse().map(|bound| Bound(Some(bound))).map_err(|error: T::Err| error.to_string()),
+fn no_or<T: FromStr<Err: ToString> + Default + PartialEq>(text: &str) -> Result<Bound<T>, String> {
+    if text == "none" {
+        return Ok(Bound(None));
     }
+    let bound = text.parse().map_err(|error: T::Err| error.to_string())?;
+    if bound == T::default() {
+        return Err("nothing at all would have room: say none for no bound".to_owned());
+    }
+    Ok(Bound(Some(bound)))
 }
 
 /// What is bounded; 0 is no bound.
@@ -245,5 +248,20 @@ impl Rule for TtlArgs {
 
     fn cleared(inode: u64) -> Change {
         Change::SetTtl(SetTtl { inode, ..SetTtl::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_numbers_or_none() {
+        assert_eq!(no_or("none"), Ok(Bound::<u64>(None)));
+        assert_eq!(no_or("7"), Ok(Bound(Some(7_u64))));
+        assert_eq!(no_or("2GiB"), Ok(Bound(Some(ByteSize::gib(2)))));
+        for wrong in ["0", "0B", "0GiB", "", "-1", "many", "None"] {
+            assert!(no_or::<u64>(wrong).is_err() && no_or::<ByteSize>(wrong).is_err(), "{wrong:?}");
+        }
     }
 }
