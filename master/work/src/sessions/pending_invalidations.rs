@@ -1,8 +1,10 @@
 //! Changes of strict mounts that are answered only when nobody has anything cached any more that they made untrue.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 /// The changes that somebody has yet to let go of something for, by the number of their last event.
 #[derive(Debug, Default)]
@@ -10,9 +12,16 @@ pub(super) struct PendingInvalidations {
     changes: HashMap<u64, Pending>,
     /// Of each session, in order: the number of the event after which it has let go, and the change.
     sessions: HashMap<u64, VecDeque<(u64, u64)>>,
-    /// Sessions whose clients are told to forget everything, and by which event. Before they have let go of that, they
-    /// may have anything cached that a change makes untrue.
-    resets: HashMap<u64, u64>,
+    /// Sessions whose clients are told to forget everything. Before they have let go of that, they may have anything
+    /// cached that a change makes untrue.
+    resets: HashMap<u64, PendingReset>,
+}
+
+/// By which event, and when that was sent: what comes before it extends the client's lease to one from then at most.
+#[derive(Debug)]
+struct PendingReset {
+    event: u64,
+    sent_at: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -38,17 +47,26 @@ impl PendingInvalidations {
 
     /// The client of a session is told to forget everything, by this event.
     pub(super) fn reset(&mut self, session: u64, event: u64) {
-        self.resets.insert(session, event);
+        self.resets.insert(session, PendingReset { event, sent_at: None });
     }
 
-    /// The sessions that have yet to let go of everything, and the event after which they have.
-    pub(super) fn resets(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.resets.iter().map(|(session, event)| (*session, *event))
+    /// A session is sent all that waits for it.
+    pub(super) fn sent(&mut self, session: u64) {
+        if let Some(reset) = self.resets.get_mut(&session) {
+            reset.sent_at.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// The sessions that have yet to let go of everything, and the event after which they have. Whoever was sent that a
+    /// lease ago believes nothing of before, and has a kernel that is stuck.
+    pub(super) fn resets(&self, lease: Duration) -> impl Iterator<Item = (u64, u64)> {
+        let counts = move |reset: &PendingReset| reset.sent_at.is_none_or(|at| at.elapsed() < lease);
+        self.resets.iter().filter(move |(_, reset)| counts(reset)).map(|(session, reset)| (*session, reset.event))
     }
 
     /// A session keeps nothing that the events up to this one made untrue.
     pub(super) fn acknowledge(&mut self, session: u64, upto: u64) {
-        if self.resets.get(&session).is_some_and(|event| *event <= upto) {
+        if self.resets.get(&session).is_some_and(|reset| reset.event <= upto) {
             self.resets.remove(&session);
         }
         let Some(waiting) = self.sessions.get_mut(&session) else { return };
@@ -104,6 +122,12 @@ impl PendingInvalidations {
 mod tests {
     use super::*;
 
+    const LEASE: Duration = Duration::from_secs(5);
+
+    fn resets(pending: &PendingInvalidations) -> Vec<(u64, u64)> {
+        pending.resets(LEASE).collect()
+    }
+
     #[test]
     fn a_change_is_answered_when_all_have_let_go() {
         let mut pending = PendingInvalidations::default();
@@ -126,7 +150,6 @@ mod tests {
     #[test]
     fn who_is_to_forget_everything_may_know_anything_until_it_has() {
         let mut pending = PendingInvalidations::default();
-        let resets = |pending: &PendingInvalidations| pending.resets().collect::<Vec<_>>();
         pending.reset(1, 5);
         pending.reset(1, 7);
         pending.acknowledge(1, 6);
@@ -142,5 +165,23 @@ mod tests {
         pending.reset(2, 20);
         pending.gone(2);
         assert!(resets(&pending).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_sent_a_lease_ago_that_it_is_to_forget_everything_is_stuck() {
+        let mut pending = PendingInvalidations::default();
+        pending.reset(1, 5);
+        tokio::time::advance(LEASE).await;
+        assert_eq!(resets(&pending), [(1, 5)], "it was not sent that");
+        pending.sent(1);
+        pending.sent(2);
+        tokio::time::advance(LEASE / 2).await;
+        pending.sent(1);
+        assert_eq!(resets(&pending), [(1, 5)]);
+        pending.add(9, 1, 5);
+        tokio::time::advance(LEASE / 2).await;
+        assert_eq!((resets(&pending), pending.pending()), (vec![], vec![9]), "changes of before wait for it");
+        pending.reset(1, 10);
+        assert_eq!(resets(&pending), [(1, 10)], "it is told once more");
     }
 }

@@ -707,8 +707,10 @@ impl SessionStream {
         loop {
             {
                 let mut state = self.hub.state.lock();
-                let session = state.sessions.get_mut(&self.id).filter(|session| session.stream == self.stream)?;
+                let State { sessions, invalidations, .. } = &mut *state;
+                let session = sessions.get_mut(&self.id).filter(|session| session.stream == self.stream)?;
                 if !session.queue.is_empty() {
+                    invalidations.sent(self.id);
                     session.waiting = 0;
                     return Some(session.queue.drain(..).collect());
                 }

@@ -130,7 +130,8 @@ impl WatchHub {
     /// whatever it says that it knows. Gives their number; 0 where nobody is waited for.
     fn wait_for_concerned(&self, state: &mut State, changes: &Changes, mut concerned: Vec<(u64, u64)>) -> u64 {
         let Some(mount_id) = changes.strict_mount else { return 0 };
-        concerned.extend(state.invalidations.resets().filter(|(session, _)| *session != changes.origin));
+        let resets = state.invalidations.resets(self.lease);
+        concerned.extend(resets.filter(|(session, _)| *session != changes.origin));
         if !state.has_new_rules(mount_id, self.lease) {
             concerned.retain(|(session, _)| self.may_see(state, mount_id, *session));
         }

@@ -514,6 +514,28 @@ async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
     assert_eq!(master.changed(strict(2)), 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_strict_change_waits_for_nobody_who_was_to_forget_everything_a_lease_ago() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    let owner = Identity::new("c", Role::Client, "reader").unwrap();
+    let mut reader = hub.open("a", Before { owner: Some(&owner), ..Before::default() }).unwrap();
+    next(&mut reader).await;
+    let strict = || master.changed(Changes { strict_mount: Some(2), ..named(vec![Change::Inode(9)], &[9], 7) });
+    master.changed(shown_to(1, Some("*"), "own"));
+    tokio::time::advance(lease).await;
+    assert_eq!(strict(), hub.seq(), "it was not sent that");
+    next(&mut reader).await;
+    assert_eq!(strict(), hub.seq());
+    tokio::time::advance(lease).await;
+    assert_eq!(strict(), 0, "its kernel is stuck");
+    assert_eq!(hub.state.lock().invalidations.pending().len(), 2);
+    hub.acknowledge(reader.id(), 0, hub.seq());
+    assert!(hub.state.lock().invalidations.pending().is_empty());
+}
+
 #[tokio::test]
 async fn a_strict_change_waits_for_whoever_saw_the_mount_a_moment_ago() {
     let lease = Duration::from_secs(60);
