@@ -46,7 +46,7 @@ impl Host {
         let script = fs::read_to_string(shipped).unwrap();
         assert!(script.contains("/usr/bin/cv ") && script.contains("\npatience=25\n"), "{script}");
         let script = script.replace("/usr/bin/cv", program.to_str().unwrap());
-        fs::write(host.path("hold-mount"), script.replace("\npatience=25\n", "\npatience=1\n")).unwrap();
+        fs::write(host.path("hold-mount"), script.replace("\npatience=25\n", "\npatience=5\n")).unwrap();
         fs::create_dir(host.path("run")).unwrap();
         host.set("reload-code", "0");
         host.set("end-code", "0");

@@ -380,7 +380,8 @@ impl Services {
                 lookups.recall_mount_of(directory).await?;
             }
             let run = if dry_run { RefreshMode::DryRun } else { RefreshMode::Apply };
-            let progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
+            let refresh = self.persistence.refresh(directory, name.clone(), recursive, run, answers);
+            let progress = Box::pin(refresh).await?;
             if name.is_some() && progress.added + progress.pending + progress.conflicts == 0 {
                 // Unless it was there before, it is nowhere.
                 self.lookups.resolve(path).await?;
