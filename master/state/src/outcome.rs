@@ -245,9 +245,22 @@ impl<C: TypedCommand> TypedCommand for Requested<C> {
     }
 }
 
-/// Which outcomes a command has.
+/// What an outcome of a command says.
+macro_rules! answer {
+    ($command:ident, $found:ident, { $($outcome:pat => $value:expr,)+ }) => {
+        match $found {
+            $($outcome => Ok($value),)+
+            other => Err(StateError::UnexpectedOutcome {
+                command: stringify!($command),
+                outcome: format!("{other:?}"),
+            }),
+        }
+    };
+}
+
+/// Which outcomes commands have, those of one kind of answer together.
 macro_rules! answered {
-    ($($command:ident($this:ident) = $kind:expr => $answer:ty { $($outcome:pat => $value:expr,)+ })+) => {$(
+    ($($($command:ident($this:ident) = $kind:expr),+ => $answer:ty: $arms:tt)+) => {$($(
         impl TypedCommand for $command {
             type Outcome = $answer;
 
@@ -257,134 +270,92 @@ macro_rules! answered {
             }
 
             fn outcome(outcome: Outcome) -> Result<$answer> {
-                match outcome {
-                    $($outcome => Ok($value),)+
-                    other => Err(StateError::UnexpectedOutcome {
-                        command: stringify!($command),
-                        outcome: format!("{other:?}"),
-                    }),
-                }
+                answer!($command, outcome, $arms)
             }
         }
-    )+};
+    )+)+};
 }
 
 answered! {
-    PutWorker(this) = Kind::PutWorker(this) => Registration {
+    PutWorker(this) = Kind::PutWorker(this) => Registration: {
         Outcome::Worker { id, epoch } => Registration::Registered { id, epoch },
         Outcome::Refused(reason) => Registration::Refused(reason),
         Outcome::Denied(reason) => Registration::Denied(reason),
     }
-    DrainWorker(this) = Kind::DrainWorker(this) => Verdict {
+    DrainWorker(this) = Kind::DrainWorker(this),
+    RemoveWorker(this) = Kind::RemoveWorker(this),
+    JoinReplica(this) = Kind::JoinReplica(this),
+    SettleReplica(this) = Kind::SettleReplica(this),
+    GiveUpReplicas(this) = Kind::GiveUpReplicas(this) => Verdict: {
         Outcome::Done => Ok(()),
         Outcome::Refused(reason) => Err(reason),
     }
-    RemoveWorker(this) = Kind::RemoveWorker(this) => Verdict {
-        Outcome::Done => Ok(()),
-        Outcome::Refused(reason) => Err(reason),
-    }
-    ReserveMasterId(this) = Kind::ReserveMasterId(this.0) => Verdict<u64> {
+    ReserveMasterId(this) = Kind::ReserveMasterId(this.0) => Verdict<u64>: {
         Outcome::MasterId(id) => Ok(id),
         Outcome::Refused(reason) => Err(reason),
     }
-    PutJob(this) = Kind::PutJob(this.0) => u64 {
+    PutJob(this) = Kind::PutJob(this.0) => u64: {
         Outcome::Job(id) => id,
     }
-    AttachMount(this) = Kind::AttachMount(this) => Attachment {
+    AttachMount(this) = Kind::AttachMount(this) => Attachment: {
         Outcome::Mount(mount) => Attachment::Mount(mount),
         Outcome::MountExists(mount) => Attachment::Exists(mount),
         Outcome::OutOfDate => Attachment::OutOfDate,
         Outcome::Refused(reason) => Attachment::Refused(reason),
     }
-    UpdateMount(this) = Kind::UpdateMount(this) => MountChange {
+    UpdateMount(this) = Kind::UpdateMount(this),
+    RemoveMount(this) = Kind::RemoveMount(this) => MountChange: {
         Outcome::Mount(mount) => MountChange::Mount(mount),
         Outcome::OutOfDate => MountChange::OutOfDate,
         Outcome::NoSuchMount => MountChange::NoSuchMount,
     }
-    RemoveMount(this) = Kind::RemoveMount(this) => MountChange {
-        Outcome::Mount(mount) => MountChange::Mount(mount),
-        Outcome::OutOfDate => MountChange::OutOfDate,
-        Outcome::NoSuchMount => MountChange::NoSuchMount,
-    }
-    // Whether mounts and the key were those that the proposer had seen, who looks again otherwise.
-    SealSecrets(this) = Kind::SealSecrets(this) => bool {
+    // Whether things were still as the proposer had seen them.
+    SealSecrets(this) = Kind::SealSecrets(this),
+    Mend(this) = Kind::Mend(this) => bool: {
         Outcome::Done => true,
         Outcome::OutOfDate => false,
     }
-    ApplyListing(this) = Kind::Listing(this) => ListingCounts {
+    ApplyListing(this) = Kind::Listing(this),
+    AdoptListing(this) = Kind::AdoptListing(this) => ListingCounts: {
         Outcome::Listed(counts) => counts,
     }
-    AdoptListing(this) = Kind::AdoptListing(this) => ListingCounts {
-        Outcome::Listed(counts) => counts,
-    }
-    ImportExternalChange(this) = Kind::ImportExternalChange(this) => RefreshFate {
+    ImportExternalChange(this) = Kind::ImportExternalChange(this) => RefreshFate: {
         Outcome::Imported(fate) => fate,
     }
-    Mutate(this) = Kind::Mutate(this) => Mutated {
+    Mutate(this) = Kind::Mutate(this) => Mutated: {
         Outcome::Mutated(result, waits_for) => Mutated { result: *result, waits_for },
     }
-    EndSessionStep(this) = Kind::EndSessionStep(this) => StepProgress {
-        Outcome::StepProgress(progress) => progress,
-    }
-    ReapOrphans(this) = Kind::ReapOrphans(this) => StepProgress {
-        Outcome::StepProgress(progress) => progress,
-    }
-    ReapUnlinked(this) = Kind::ReapUnlinked(this.0) => StepProgress {
-        Outcome::StepProgress(progress) => progress,
-    }
-    DropBlocks(this) = Kind::DropBlocks(this) => StepProgress {
+    EndSessionStep(this) = Kind::EndSessionStep(this),
+    ReapOrphans(this) = Kind::ReapOrphans(this),
+    ReapUnlinked(this) = Kind::ReapUnlinked(this.0),
+    DropBlocks(this) = Kind::DropBlocks(this) => StepProgress: {
         Outcome::StepProgress(progress) => progress,
     }
     // Whether any inodes are left to be counted.
-    CountUsage(this) = Kind::CountUsage(this) => bool {
+    CountUsage(this) = Kind::CountUsage(this) => bool: {
         Outcome::Counted { more } => more,
     }
-    BeginObjects(this) = Kind::BeginObjects(this) => Beginning {
+    BeginObjects(this) = Kind::BeginObjects(this) => Beginning: {
         Outcome::Began { is_named } => Beginning::Began { is_named },
         Outcome::OutOfDate => Beginning::OutOfDate,
     }
-    FreeContent(this) = Kind::FreeContent(this) => FreedContent {
+    FreeContent(this) = Kind::FreeContent(this) => FreedContent: {
         Outcome::Freed(freed) => freed,
     }
-    DropLost(this) = Kind::DropLost(this) => LostDrop {
+    DropLost(this) = Kind::DropLost(this) => LostDrop: {
         Outcome::LostDropped { reverted } => LostDrop::Dropped { reverted },
         Outcome::Delegated(directory) => LostDrop::Delegated(directory),
         Outcome::Refused(reason) => LostDrop::Refused(reason),
     }
-    JoinReplica(this) = Kind::JoinReplica(this) => Verdict {
-        Outcome::Done => Ok(()),
-        Outcome::Refused(reason) => Err(reason),
-    }
-    SettleReplica(this) = Kind::SettleReplica(this) => Verdict {
-        Outcome::Done => Ok(()),
-        Outcome::Refused(reason) => Err(reason),
-    }
-    GiveUpReplicas(this) = Kind::GiveUpReplicas(this) => Verdict {
-        Outcome::Done => Ok(()),
-    }
-    BeginView(this) = Kind::BeginView(this) => Verdict<Box<View>> {
+    BeginView(this) = Kind::BeginView(this),
+    FreezeView(this) = Kind::FreezeView(this),
+    FinishView(this) = Kind::FinishView(this),
+    RemoveView(this) = Kind::RemoveView(this) => Verdict<Box<View>>: {
         Outcome::View(view) => Ok(view),
         Outcome::Refused(reason) => Err(reason),
     }
-    FreezeView(this) = Kind::FreezeView(this) => Verdict<Box<View>> {
-        Outcome::View(view) => Ok(view),
-        Outcome::Refused(reason) => Err(reason),
-    }
-    FinishView(this) = Kind::FinishView(this) => Verdict<Box<View>> {
-        Outcome::View(view) => Ok(view),
-        Outcome::Refused(reason) => Err(reason),
-    }
-    RemoveView(this) = Kind::RemoveView(this) => Verdict<Box<View>> {
-        Outcome::View(view) => Ok(view),
-        Outcome::Refused(reason) => Err(reason),
-    }
-    ReleaseKept(this) = Kind::ReleaseKept(this) => () {
+    ReleaseKept(this) = Kind::ReleaseKept(this) => (): {
         Outcome::Done => (),
-    }
-    // Whether it was still so.
-    Mend(this) = Kind::Mend(this) => bool {
-        Outcome::Done => true,
-        Outcome::OutOfDate => false,
     }
 }
 
