@@ -52,7 +52,7 @@ pub use outcome::{ALL_BEFORE, Outcome, StepProgress, TypedCommand};
 pub use queries::{
     PendingDeletion, StrayReplica, blocking_lock, clean_object, has_content, may_access, may_have_layout,
 };
-pub use records::{EntryVersion, next_generation};
+pub use records::next_generation;
 pub use schema::{Family, FileBlock};
 pub use tables::Tables;
 pub use tables::namespace::Directory;

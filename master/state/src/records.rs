@@ -22,13 +22,6 @@ pub fn leading_id(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(..8)?.try_into().ok()?))
 }
 
-/// What distinguishes one version of an object from another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EntryVersion {
-    pub etag: String,
-    pub size: u64,
-}
-
 /// A file's record for an object of a listing.
 pub fn file_record(parent: u64, mount_id: u32, listed: &ListedEntry) -> InodeRecord {
     let (etag_md5, etag_text) = match parse_md5(&listed.etag) {
@@ -170,12 +163,7 @@ pub fn has_one_name(record: &InodeRecord) -> bool {
     !record.unlinked && (is_directory(record) || links(record) == 1)
 }
 
-/// The version that a file's record stands for.
-pub fn version(record: &InodeRecord) -> EntryVersion {
-    EntryVersion { etag: etag(record), size: record.size }
-}
-
-/// Whether a file's record stands for this version.
+/// Whether a file's record stands for this version of an object.
 pub fn is_version(record: &InodeRecord, etag: &str, size: u64) -> bool {
     record.size == size && is_etag(&record.etag_md5, &record.etag_text, etag)
 }

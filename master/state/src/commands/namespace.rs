@@ -5,7 +5,9 @@
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
-use cavern_proto::record::{ApplyListing, DentryRecord, ListedEntry, ListingGroup, PutIndex, StoreAttributes};
+use cavern_proto::record::{
+    ApplyListing, DentryRecord, InodeRecord, ListedEntry, ListingGroup, PutIndex, StoreAttributes,
+};
 
 use super::{existing, orphans};
 use crate::change::Change;
@@ -13,7 +15,7 @@ use crate::error::{Result, StateError};
 use crate::index::probed_xattrs;
 pub use crate::outcome::ListingCounts;
 use crate::outcome::Outcome;
-use crate::records::{EntryVersion, directory_record, file_record, is_directory, is_version, version};
+use crate::records::{directory_record, file_record, is_directory, is_version};
 use crate::schema;
 use crate::transaction::Transaction;
 
@@ -26,7 +28,7 @@ pub fn apply_listing(tx: &mut Transaction<'_>, listing: &ApplyListing) -> Result
         let Some(directory) = find_directory(tx, mount.root_inode, group, listing)? else { continue };
         for name in &group.remove {
             if tx.dentry(directory, name)?.is_some() {
-                replace(tx, directory, name, None, listing)?;
+                replace(tx, directory, name, None)?;
                 counts.removed += 1;
             }
         }
@@ -73,7 +75,10 @@ fn find_directory(
         directory = match known {
             Some(dentry) if dentry.kind() == Kind::Directory => dentry.inode,
             _ if group.expect_inode != 0 => return Ok(None),
-            _ => replace(tx, directory, name, Some(NewEntry::Directory), listing)?,
+            _ => {
+                let new = directory_record(directory, name.clone(), listing.mount_id, listing.now_ns);
+                replace(tx, directory, name, Some(new))?
+            }
         };
     }
     if group.expect_inode != 0 && group.expect_inode != directory {
@@ -115,35 +120,22 @@ fn upsert(
             counts.changed += 1;
         }
     }
-    let new = if is_file { NewEntry::File(entry) } else { NewEntry::Directory };
-    replace(tx, directory, &entry.name, Some(new), listing)?;
+    let new = match is_file {
+        true => file_record(directory, listing.mount_id, entry),
+        false => directory_record(directory, entry.name.clone(), listing.mount_id, listing.now_ns),
+    };
+    replace(tx, directory, &entry.name, Some(new))?;
     Ok(())
 }
 
-/// What a name shall lead to.
-enum NewEntry<'a> {
-    File(&'a ListedEntry),
-    Directory,
-}
-
 /// Lets `name` lead to a new inode, or to nothing, whatever it led to before; returns the new inode id (0 for nothing).
-fn replace(
-    tx: &mut Transaction<'_>,
-    directory: u64,
-    name: &Bytes,
-    new: Option<NewEntry<'_>>,
-    listing: &ApplyListing,
-) -> Result<u64> {
+fn replace(tx: &mut Transaction<'_>, directory: u64, name: &Bytes, new: Option<InodeRecord>) -> Result<u64> {
     let old = tx.dentry(directory, name)?;
     if let Some(old) = old {
         detach(tx, directory, name, old)?;
     }
     let mut new_inode = 0;
-    if let Some(new) = new {
-        let record = match new {
-            NewEntry::File(entry) => file_record(directory, listing.mount_id, entry),
-            NewEntry::Directory => directory_record(directory, name.clone(), listing.mount_id, listing.now_ns),
-        };
+    if let Some(record) = new {
         let kind = record.kind;
         new_inode = tx.create_inode(record);
         tx.put_dentry(directory, name, DentryRecord { inode: new_inode, kind });
@@ -177,7 +169,7 @@ pub fn create_root(tx: &mut Transaction<'_>, now_ns: i64) -> Result {
 pub fn store_attributes(tx: &mut Transaction<'_>, keep: StoreAttributes) -> Result<Outcome> {
     let StoreAttributes { inode, etag, size, stored: kept } = keep;
     let Some(mut record) = tx.inode(inode)? else { return Ok(Outcome::Done) };
-    let is_current = is_directory(&record) || version(&record) == EntryVersion { etag, size };
+    let is_current = is_directory(&record) || is_version(&record, &etag, size);
     if !is_current || record.stored == kept {
         return Ok(Outcome::Done);
     }

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListingGroup;
 use cavern_proto::reserved::VIEW;
-use cavern_state::records::version;
-use cavern_state::{Directory, EntryVersion};
+use cavern_state::Directory;
+use cavern_state::records::is_version;
 use cavern_ufs::{Listed, UfsError, is_name};
 
 use super::adopt::WindowTail;
@@ -139,9 +139,7 @@ impl Listings {
                 None => false,
                 Some(Listed::Directory) => dentry.kind() == Kind::Directory && why != CheckReason::WrittenBelow,
                 Some(Listed::File { size, mtime_ns, etag }) => tables.inode(dentry.inode)?.is_some_and(|record| {
-                    record.kind() == Kind::File
-                        && record.mtime_ns == mtime_ns
-                        && version(&record) == EntryVersion { etag, size }
+                    record.kind() == Kind::File && record.mtime_ns == mtime_ns && is_version(&record, &etag, size)
                 }),
             })
         });

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use cavern_posix::mode::{MODE_BITS, type_bits};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{InodeRecord, StoreAttributes, StoredAttributes};
-use cavern_state::records::{is_directory, version};
-use cavern_state::{Directory, EntryVersion};
+use cavern_state::Directory;
+use cavern_state::records::{etag, is_directory, is_version};
 use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
 
 use super::{CheckReason, Listings};
@@ -31,8 +31,7 @@ impl Listings {
             Err(WorkError::Ufs(UfsError::NotFound { .. })) => None,
             Err(error) => return Err(error),
         };
-        let is_current =
-            |object: &ObjectMeta| version(record) == EntryVersion { etag: object.etag.clone(), size: object.size };
+        let is_current = |object: &ObjectMeta| is_version(record, &object.etag, object.size);
         if !is_directory(record) && !object.as_ref().is_some_and(is_current) {
             return self.refresh_name(place.inode, name, CheckReason::Unknown).await;
         }
@@ -44,11 +43,8 @@ impl Listings {
             gid: own.gid,
             mtime_ns: own.mtime_ns,
         });
-        let EntryVersion { etag, size } = version(record);
-        self.0
-            .proposer
-            .propose(Command::StoreAttributes(StoreAttributes { inode, etag, size, stored: Some(kept) }))
-            .await?;
+        let store = StoreAttributes { inode, etag: etag(record), size: record.size, stored: Some(kept) };
+        self.0.proposer.propose(Command::StoreAttributes(store)).await?;
         Ok(())
     }
 }
