@@ -38,12 +38,12 @@ pub enum Change {
 }
 
 impl Change {
-    /// The inodes that it is about; 0 for none.
-    pub(crate) fn inodes(&self) -> [u64; 2] {
+    /// The directory of the name, and the inodes, that it is about; 0 for none.
+    pub fn inodes(&self) -> [u64; 3] {
         match self {
-            Self::Inode(inode) | Self::Layout(inode) | Self::Unlinked(inode) => [*inode, 0],
-            Self::Entry { old_inode, new_inode, .. } => [*old_inode, *new_inode],
-            Self::LockGranted { .. } | Self::Workers(_) | Self::Mounts(_) => [0; 2],
+            Self::Entry { parent, old_inode, new_inode, .. } => [*parent, *old_inode, *new_inode],
+            Self::Inode(inode) | Self::Layout(inode) | Self::Unlinked(inode) => [0, *inode, 0],
+            Self::LockGranted { .. } | Self::Workers(_) | Self::Mounts(_) => [0; 3],
         }
     }
 }

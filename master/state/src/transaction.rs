@@ -155,7 +155,7 @@ impl<'a> Transaction<'a> {
                 };
                 *mount_id = record.map_or(0, |record| record.mount_id);
             }
-            for inode in change.inodes().into_iter().filter(|inode| *inode != 0) {
+            for inode in change.inodes().into_iter().skip(1).filter(|inode| *inode != 0) {
                 if let Slot::Vacant(slot) = changes.inodes.entry(inode) {
                     let record = self.inode(inode)?;
                     slot.insert(record.as_ref().map_or(InodeLocation::Gone, InodeLocation::of));

@@ -207,7 +207,7 @@ impl DirectoryDelegations {
             return decided;
         }
         let seen = changes.seen.iter().map(|(parent, _)| *parent);
-        for directory in changes.list.iter().flat_map(inodes_of).chain(seen) {
+        for directory in changes.list.iter().flat_map(Change::inodes).chain(seen) {
             let claim = held.claims.get_mut(&directory);
             let Some(claim) = claim.filter(|claim| claim.session != changes.origin) else { continue };
             if matches!(claim.stage, ClaimStage::Proposed) {
@@ -300,15 +300,6 @@ impl DirectoryDelegations {
     /// Is notified when some have been returned; to be enabled before one looks.
     pub(super) fn next_return(&self) -> Notified<'_> {
         self.give_back.notified()
-    }
-}
-
-/// The inodes that a change is about; 0 for none.
-fn inodes_of(change: &Change) -> [u64; 3] {
-    match change {
-        Change::Entry { parent, old_inode, new_inode, .. } => [*parent, *old_inode, *new_inode],
-        Change::Inode(inode) | Change::Layout(inode) | Change::Unlinked(inode) => [*inode, 0, 0],
-        Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => [0; 3],
     }
 }
 
