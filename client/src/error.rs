@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use cavern_net::NetError;
-use cavern_posix::PosixError;
+use cavern_posix::Refusal;
 use cavern_proto::data::Status as DataStatus;
 use cavern_ufs::UfsError;
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ pub enum ClientError {
     IsADirectory(String),
     /// No name, kind or attribute that POSIX knows.
     #[error(transparent)]
-    Posix(#[from] PosixError),
+    Posix(#[from] Refusal),
     /// The request makes no sense; another attempt will not help.
     #[error("{0}")]
     Invalid(String),
@@ -103,7 +103,7 @@ impl ClientError {
             Self::Stale(_) => Errno::STALE,
             Self::NotADirectory(_) => Errno::NOTDIR,
             Self::IsADirectory(_) => Errno::ISDIR,
-            Self::Posix(error) => error.errno(),
+            Self::Posix(refusal) => refusal.errno,
             Self::Invalid(_) => Errno::INVAL,
             Self::Ufs(error) => match **error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Errno::ACCESS,
@@ -225,7 +225,7 @@ mod tests {
             (ClientError::Stale(name()), Errno::STALE),
             (ClientError::NotADirectory(name()), Errno::NOTDIR),
             (ClientError::IsADirectory(name()), Errno::ISDIR),
-            (PosixError::NameTooLong(300).into(), Errno::NAMETOOLONG),
+            (cavern_posix::check_name(&[b'x'; 300]).unwrap_err().into(), Errno::NAMETOOLONG),
             (ClientError::Invalid(name()), Errno::INVAL),
             (status(DataStatus::VersionChanged), Errno::STALE),
             (status(DataStatus::NotFound), Errno::STALE),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_consensus::ConsensusError;
-use cavern_posix::PosixError;
+use cavern_posix::Refusal;
 use cavern_state::StateError;
 use cavern_ufs::{KeyError, UfsError};
 use thiserror::Error;
@@ -50,9 +50,9 @@ pub enum WorkError {
     Shared(#[from] Arc<WorkError>),
 }
 
-impl From<PosixError> for WorkError {
-    fn from(error: PosixError) -> Self {
-        Self::Invalid(error.to_string())
+impl From<Refusal> for WorkError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Invalid(refusal.reason)
     }
 }
 

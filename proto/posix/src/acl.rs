@@ -6,8 +6,9 @@
 //! rules are those of Linux (`fs/posix_acl.c`).
 
 use cavern_proto::master::{Attr, Kind, SetXattr, User};
+use rustix::io::Errno;
 
-use crate::error::PosixError;
+use crate::error::{Refusal, refuse};
 use crate::mode::{ACCESS_BITS, SET_GROUP_ID, without_foreign_group};
 
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -179,17 +180,18 @@ pub(crate) fn inherited(default: &Acl, mode: u32, kind: Kind) -> (u32, Vec<Named
 /// [`attributes_set`](crate::attributes_set).
 ///
 /// # Errors
-/// [`PosixError::SymlinkAcl`], [`PosixError::DefaultAcl`], [`PosixError::NoAcl`].
-pub fn set(attr: &mut Attr, set: &SetXattr, user: Option<&User>) -> Result<Option<Vec<u8>>, PosixError> {
+/// `EOPNOTSUPP` of symlinks, `EACCES` of default lists of others than directories, `EINVAL`.
+pub fn set(attr: &mut Attr, set: &SetXattr, user: Option<&User>) -> Result<Option<Vec<u8>>, Refusal> {
     if attr.kind() == Kind::Symlink {
-        return Err(PosixError::SymlinkAcl);
+        return refuse(Errno::OPNOTSUPP, "a symlink has no access list");
     }
     let is_default = *set.name == *DEFAULT;
     if is_default && attr.kind() != Kind::Directory {
-        return Err(PosixError::DefaultAcl);
+        return refuse(Errno::ACCESS, "only a directory has a default access list");
     }
-    let name = || String::from_utf8_lossy(&set.name).into_owned();
-    let acl = Acl::decode(&set.value).ok_or_else(|| PosixError::NoAcl(name()))?;
+    let Some(acl) = Acl::decode(&set.value) else {
+        return refuse(Errno::INVAL, format!("{} is no access list", String::from_utf8_lossy(&set.name)));
+    };
     if is_default {
         return Ok(Some(acl.encode()));
     }
@@ -309,11 +311,11 @@ mod tests {
         assert_eq!(set(&mut directory, &list(ACCESS, &plain, true), None), Ok(None));
         assert_eq!(directory.mode, 0o4640);
         assert_eq!(set(&mut directory, &list(DEFAULT, &plain, true), None), Ok(Some(acl(&plain))));
-        let refused = |attr: &mut Attr, name| set(attr, &list(name, &plain, false), None).unwrap_err();
-        assert_eq!(refused(&mut file, DEFAULT), PosixError::DefaultAcl);
-        assert_eq!(refused(&mut inode(Kind::Symlink), ACCESS), PosixError::SymlinkAcl);
+        let refused = |attr: &mut Attr, name| set(attr, &list(name, &plain, false), None).unwrap_err().errno;
+        assert_eq!(refused(&mut file, DEFAULT), Errno::ACCESS);
+        assert_eq!(refused(&mut inode(Kind::Symlink), ACCESS), Errno::OPNOTSUPP);
         let nonsense = SetXattr { name: ACCESS.into(), value: b"no".as_slice().into(), ..SetXattr::default() };
-        assert!(matches!(set(&mut file, &nonsense, None), Err(PosixError::NoAcl(_))));
+        assert_eq!(set(&mut file, &nonsense, None).unwrap_err().errno, Errno::INVAL);
     }
 
     proptest! {

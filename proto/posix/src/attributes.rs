@@ -2,9 +2,10 @@
 //! change.
 
 use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, Naming, SetAttr, Time, User};
+use rustix::io::Errno;
 
 use crate::acl::{self, Acl, NamedAcl};
-use crate::error::PosixError;
+use crate::error::{Refusal, refuse};
 use crate::mode::{ACCESS_BITS, MODE_BITS, SET_GROUP_ID, without_foreign_group, without_privileges};
 
 /// What is made in a directory, which may have a default access list, for user and group `owner`: its attributes, but
@@ -99,9 +100,12 @@ pub fn loses_privileges(kind: Kind, set: &SetAttr) -> bool {
 /// Whether an inode can be of this user and group. An id of all ones is none in a kernel, which changes no file of it.
 ///
 /// # Errors
-/// [`PosixError::NoId`].
-pub fn check_owner(uid: u32, gid: u32) -> Result<(), PosixError> {
-    if [uid, gid].contains(&u32::MAX) { Err(PosixError::NoId) } else { Ok(()) }
+/// `EINVAL`.
+pub fn check_owner(uid: u32, gid: u32) -> Result<(), Refusal> {
+    match [uid, gid].contains(&u32::MAX) {
+        true => refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX)),
+        false => Ok(()),
+    }
 }
 
 /// chmod, chown and utimensat. A length that is set as well has been set before, and capabilities are the caller's to
@@ -185,10 +189,8 @@ mod tests {
     #[test]
     fn an_id_of_all_ones_owns_nothing() {
         assert_eq!(check_owner(0, u32::MAX - 1), Ok(()));
-        assert_eq!(
-            (check_owner(u32::MAX, 0), check_owner(0, u32::MAX)),
-            (Err(PosixError::NoId), Err(PosixError::NoId))
-        );
+        let refused = [check_owner(u32::MAX, 0), check_owner(0, u32::MAX)].map(Result::unwrap_err);
+        assert_eq!(refused.map(|refusal| refusal.errno), [Errno::INVAL; 2]);
     }
 
     #[test]

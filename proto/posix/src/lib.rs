@@ -18,7 +18,7 @@ pub use attributes::{
     attributes_set, changes_content, check_owner, content_changed, created, directory_changed, inode_changed,
     loses_privileges, name_added, name_dropped,
 };
-pub use error::PosixError;
+pub use error::Refusal;
 pub use name::{check_create, check_name};
-pub use permission::{Right, XattrChange, check_sticky, permits, right_to_set, right_to_xattr};
+pub use permission::{Right, XattrChange, check_sticky, not_the_one, permits, right_to_set, right_to_xattr};
 pub use space::{block_takes, file_takes};

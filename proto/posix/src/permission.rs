@@ -2,9 +2,10 @@
 //! everything; of other capabilities nothing is known.
 
 use cavern_proto::master::{Attr, Kind, SetAttr, User, UserLimits};
+use rustix::io::Errno;
 
 use crate::acl::{Acl, is_acl};
-use crate::error::PosixError;
+use crate::error::Refusal;
 use crate::mode::STICKY;
 use crate::xattr::CAPABILITY;
 
@@ -47,22 +48,27 @@ fn owns(user: &User, attr: &Attr) -> bool {
     user.is_root() || user.uid == attr.uid
 }
 
+/// What a user is told who is not the one who does something: `EPERM`.
+pub fn not_the_one(user: &User, what: &str) -> Refusal {
+    Refusal { errno: Errno::PERM, reason: format!("user {} is not the one who {what}", user.uid) }
+}
+
 /// Whether a user who may change names in a directory may take one away from an inode.
 ///
 /// # Errors
-/// [`PosixError::NotTheOne`] in a sticky directory.
-pub fn check_sticky(user: &User, directory: &Attr, attr: &Attr) -> Result<(), PosixError> {
+/// `EPERM` in a sticky directory.
+pub fn check_sticky(user: &User, directory: &Attr, attr: &Attr) -> Result<(), Refusal> {
     if directory.mode & STICKY == 0 || owns(user, attr) || owns(user, directory) {
         return Ok(());
     }
-    Err(PosixError::NotTheOne { uid: user.uid, what: "owns the name in a sticky directory" })
+    Err(not_the_one(user, "owns the name in a sticky directory"))
 }
 
 /// What it takes to set attributes. The owner of a file may always write to it.
 ///
 /// # Errors
-/// [`PosixError::NotTheOne`] of whoever does not own the inode, or gives it to whom he may not.
-pub fn right_to_set(set: &SetAttr, attr: &Attr, (user, limits): (&User, &UserLimits)) -> Result<Right, PosixError> {
+/// `EPERM` of whoever does not own the inode, or gives it to whom he may not.
+pub fn right_to_set(set: &SetAttr, attr: &Attr, (user, limits): (&User, &UserLimits)) -> Result<Right, Refusal> {
     let (is_root, is_owner) = (user.is_root(), owns(user, attr));
     let may_have_uid =
         |uid: u32| uid == attr.uid && is_owner || is_root && (limits.has_uid(uid) || uid == limits.nobody());
@@ -70,7 +76,7 @@ pub fn right_to_set(set: &SetAttr, attr: &Attr, (user, limits): (&User, &UserLim
         true => gid == attr.gid || limits.has_gid(gid) || gid == limits.nobodys_group(),
         false => is_owner && (gid == attr.gid || user.is_in(gid)),
     };
-    let other = |what| Err(PosixError::NotTheOne { uid: user.uid, what });
+    let other = |what| Err(not_the_one(user, what));
     let may_own = set.uid.is_none_or(may_have_uid) && set.gid.is_none_or(may_have_gid);
     if !may_own || set.mode.is_some() && !is_owner {
         return other("owns it, or gives it away");
@@ -92,9 +98,9 @@ pub fn right_to_set(set: &SetAttr, attr: &Attr, (user, limits): (&User, &UserLim
 /// What it takes to change an extended attribute.
 ///
 /// # Errors
-/// [`PosixError::NotTheOne`] of attributes that only root or the owner sets, and where there can be none.
-pub fn right_to_xattr(user: &User, attr: &Attr, name: &[u8], change: XattrChange) -> Result<Right, PosixError> {
-    let other = |what| Err(PosixError::NotTheOne { uid: user.uid, what });
+/// `EPERM` of attributes that only root or the owner sets, and where there can be none.
+pub fn right_to_xattr(user: &User, attr: &Attr, name: &[u8], change: XattrChange) -> Result<Right, Refusal> {
+    let other = |what| Err(not_the_one(user, what));
     if user.is_root() {
         return Ok(Right::Reach);
     }
@@ -117,8 +123,6 @@ pub fn right_to_xattr(user: &User, attr: &Attr, name: &[u8], change: XattrChange
 
 #[cfg(test)]
 mod tests {
-    use rustix::io::Errno;
-
     use super::*;
 
     fn user(uid: u32, gid: u32, groups: &[u32]) -> User {
@@ -145,7 +149,7 @@ mod tests {
         let file = owned(1000, 100, 0o666);
         let check = |uid, mode| check_sticky(&user(uid, 100, &[]), &owned(2000, 100, mode), &file);
         assert!([0, 1000, 2000].iter().all(|uid| check(*uid, 0o1777).is_ok()));
-        assert_eq!(check(3000, 0o1777).unwrap_err().errno(), Errno::PERM);
+        assert_eq!(check(3000, 0o1777).unwrap_err().errno, Errno::PERM);
         assert!(check(3000, 0o777).is_ok());
     }
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use cavern_posix::Refusal;
 use cavern_proto::master::mutation::Change as Kind;
 use cavern_proto::master::{AcquireStep, Consistency, Mutation, MutationResult, RemoveName};
 use cavern_proto::record::{Expire, InodeRecord, Mutate};
@@ -15,7 +16,7 @@ use super::results::{self, Known, shortened};
 use crate::change::DelegationChange;
 use crate::error::Result;
 use crate::outcome::{ALL_BEFORE, Outcome};
-use crate::posix::context::{Caller, Checked, MutationContext, MutationEffects, MutationError, Refusal, refuse};
+use crate::posix::context::{Caller, Checked, MutationContext, MutationEffects, MutationError, refuse};
 use crate::records::is_directory;
 use crate::transaction::Transaction;
 

@@ -1,6 +1,6 @@
 //! A change under way: who asks for it, the mount in which it is made, and what it did beside what it wrote.
 
-use cavern_posix::{self as rules, PosixError};
+use cavern_posix::{self as rules, Refusal};
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{Attr, Consistency, Mount, User, UserLimits, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord};
@@ -15,13 +15,6 @@ use crate::index::{delegations, usage};
 use crate::records::{self, attributes, is_directory, next_generation};
 use crate::schema;
 use crate::transaction::Transaction;
-
-/// Why a change is refused.
-#[derive(Debug)]
-pub struct Refusal {
-    pub errno: Errno,
-    pub reason: String,
-}
 
 /// What keeps a change from being made: the state (reported to the caller), or a broken database.
 #[derive(Debug)]
@@ -45,9 +38,9 @@ impl From<StateError> for MutationError {
     }
 }
 
-impl From<PosixError> for MutationError {
-    fn from(error: PosixError) -> Self {
-        Self::Refused(Refusal { errno: error.errno(), reason: error.to_string() })
+impl From<Refusal> for MutationError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
     }
 }
 

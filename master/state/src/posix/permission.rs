@@ -13,7 +13,7 @@
 
 use cavern_posix::mode::{EXECUTE, WRITE};
 use cavern_posix::xattr::CAPABILITY;
-use cavern_posix::{PosixError, Right, XattrChange, check_sticky, right_to_set, right_to_xattr};
+use cavern_posix::{Right, XattrChange, check_sticky, not_the_one, right_to_set, right_to_xattr};
 use cavern_proto::master::{Kind, Mount, RenameName, SetAttr, User};
 use cavern_proto::record::{InodeRecord, OpenRight};
 use rustix::io::Errno;
@@ -126,11 +126,8 @@ impl MutationContext<'_, '_> {
         }
     }
 
-    pub fn check_root(&self, what: &'static str) -> Checked {
-        match self.limited_user() {
-            None => Ok(()),
-            Some(user) => Err(PosixError::NotTheOne { uid: user.uid, what }.into()),
-        }
+    pub fn check_root(&self, what: &str) -> Checked {
+        self.limited_user().map_or(Ok(()), |user| Err(not_the_one(user, what).into()))
     }
 
     /// A client may set what holds for others in the mount that was found, as `is_granted` by its rule: whose space is
