@@ -101,8 +101,7 @@ impl Persistence {
                         self.metrics.deletions.inc();
                         turn.succeeded();
                     }
-                    Err(DeleteError::Lead(error)) => return Err(error),
-                    Err(DeleteError::Bucket(error)) => {
+                    Err(WorkError::Ufs(error)) => {
                         self.metrics.failures.inc();
                         let blame = blame(&error);
                         turn.failed(blame, &error.to_string());
@@ -111,6 +110,8 @@ impl Persistence {
                         }
                         return Ok(());
                     }
+                    // This master may lead no more.
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -151,7 +152,7 @@ fn blame(error: &UfsError) -> FailureKind {
 
 /// Deletes the version that is known, or the one that is there instead of it, unless a master that leads by now may
 /// have written that.
-async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLease) -> Result<(), DeleteError> {
+async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLease) -> Result<(), WorkError> {
     Failpoint::DeletionBegun.pass();
     let known = deletion.record.etag.as_str();
     if !known.is_empty() {
@@ -163,24 +164,11 @@ async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLeas
     match ufs.head(&deletion.key).await {
         Ok(there) => {
             // Nobody else led when that was read.
-            lease.check().map_err(|error| DeleteError::Lead(error.into()))?;
+            lease.check()?;
             Ok(ufs.delete(&deletion.key, Precondition::Version(&there.etag)).await?)
         }
         Err(UfsError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Why an object was not deleted.
-enum DeleteError {
-    Bucket(UfsError),
-    /// This master may lead no more.
-    Lead(WorkError),
-}
-
-impl From<UfsError> for DeleteError {
-    fn from(error: UfsError) -> Self {
-        Self::Bucket(error)
     }
 }
 

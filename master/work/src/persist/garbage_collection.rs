@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
-use cavern_net::Placement;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
@@ -71,10 +70,10 @@ impl Persistence {
         }
         let mut done = Vec::new();
         for (worker, blocks) in blocks {
-            match fate(&placement, worker, away) {
-                WorkerReach::Gone => done.push(worker),
-                WorkerReach::Away => {}
-                WorkerReach::There => match self.free_at(worker, &blocks).await {
+            match placement.worker(worker) {
+                None => done.push(worker),
+                Some(known) if known.state() != WorkerState::Live || away.contains_key(&worker) => {}
+                Some(_) => match self.free_at(worker, &blocks).await {
                     Ok(()) => {
                         Failpoint::GarbageFreed.pass();
                         done.push(worker);
@@ -101,19 +100,5 @@ impl Persistence {
             self.metrics.freed_blocks.inc_by(blocks.len() as u64);
         }
         Ok(())
-    }
-}
-
-enum WorkerReach {
-    There,
-    Away,
-    Gone,
-}
-
-fn fate(placement: &Placement, worker: u64, away: &Away) -> WorkerReach {
-    match placement.worker(worker) {
-        None => WorkerReach::Gone,
-        Some(known) if known.state() != WorkerState::Live || away.contains_key(&worker) => WorkerReach::Away,
-        Some(_) => WorkerReach::There,
     }
 }

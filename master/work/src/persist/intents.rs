@@ -50,19 +50,6 @@ struct Pass {
     is_full: bool,
 }
 
-/// What a task may do as long as it has this.
-pub(super) struct UploadPermit {
-    _all: OwnedSemaphorePermit,
-    /// Of what nobody waits for, and what has not waited for long.
-    background: Option<OwnedSemaphorePermit>,
-}
-
-impl From<OwnedSemaphorePermit> for UploadPermit {
-    fn from(all: OwnedSemaphorePermit) -> Self {
-        Self { _all: all, background: None }
-    }
-}
-
 /// How working on an inode ended.
 pub(super) enum PersistOutcome {
     /// The bucket has it, or needs nothing.
@@ -130,8 +117,11 @@ impl Persistence {
         }
         let Ok(all) = self.permits.clone().acquire_owned().await else { return };
         self.metrics.busy_uploads.inc_by(u64::from(makes_way));
-        let (persistence, permit) = (self.clone(), UploadPermit { _all: all, background });
-        self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, priority, &turn, permit).await });
+        let persistence = self.clone();
+        self.tasks.spawn(async move {
+            persistence.process_intent(inode, mount_id, priority, &turn, background.is_some()).await;
+            drop((all, background));
+        });
         pass.is_busy = true;
     }
 
@@ -191,17 +181,19 @@ impl Persistence {
         age(self.lookups.reader.clock(), ns) >= than
     }
 
+    /// Works on an inode until there is nothing more to do for now; in the background what nobody waits for, and what
+    /// has not waited for long.
     pub(super) async fn process_intent(
         &self,
         inode: u64,
         mount_id: u32,
         pace: Priority,
         turn: &WorkPermit,
-        permit: UploadPermit,
+        is_background: bool,
     ) {
         loop {
             // Where the log does not take anything at the moment, whatever is begun anew finds things as they are.
-            match self.step(inode, mount_id, pace, &permit).await.unwrap_or_else(PersistOutcome::from) {
+            match self.step(inode, mount_id, pace, is_background).await.unwrap_or_else(PersistOutcome::from) {
                 PersistOutcome::Done => {
                     self.changing.forget(inode);
                     return turn.succeeded();
@@ -229,7 +221,7 @@ impl Persistence {
         inode: u64,
         mount_id: u32,
         pace: Priority,
-        permit: &UploadPermit,
+        is_background: bool,
     ) -> Result<PersistOutcome, WorkError> {
         let mount = match self.lookups.mounts.get(mount_id) {
             Ok(mount) => mount,
@@ -256,7 +248,7 @@ impl Persistence {
             Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
             Ok(Step::Write(mut work)) => {
                 // A worker that is nearly full must get rid of what it has.
-                work.is_background = permit.background.is_some() && !self.lacks_room.load(Ordering::Relaxed);
+                work.is_background = is_background && !self.lacks_room.load(Ordering::Relaxed);
                 self.write_objects(&mount, *work).await
             }
         }

@@ -110,15 +110,7 @@ impl Persistence {
             origin: Some(origin.clone()),
             ..Content::default()
         };
-        let work = Work {
-            inode: owner,
-            change: 0,
-            mount_id: mount.mount.id,
-            writes: Vec::new(),
-            gone: Vec::new(),
-            content,
-            is_background: false,
-        };
+        let work = Work { inode: owner, mount_id: mount.mount.id, content, ..Work::default() };
         let write = Write { key: preserved.clone(), is_new: true, replaces: String::new() };
         let etag = match self.write(mount, &work, write).await {
             Ok(etag) => etag,

@@ -31,7 +31,7 @@ pub enum Step {
 }
 
 /// Objects to be written, and keys to be given up after that.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Work {
     pub inode: u64,
     /// The change that the bucket will have seen then.
@@ -116,7 +116,8 @@ pub fn plan(
     let Some(intent) = tables.intent(inode)? else { return Ok(Ok(Step::None)) };
     let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else {
         let gone = tables.objects_of(inode).map(|item| Ok(item?.0)).collect::<Result<_, WorkError>>()?;
-        return Ok(Ok(Step::Write(Box::new(nothing(inode, &intent, gone)))));
+        let IntentRecord { change, mount_id, .. } = intent;
+        return Ok(Ok(Step::Write(Box::new(Work { inode, change, mount_id, gone, ..Work::default() }))));
     };
     if intent.propagates {
         return Ok(Ok(Step::Propagate));
@@ -177,12 +178,6 @@ pub fn plan(
     let (change, mount_id) = (intent.change, mount.id);
     let work = Work { inode, change, mount_id, writes, gone, content, is_background: false };
     Ok(Ok(Step::Write(Box::new(work))))
-}
-
-/// An inode that is gone, or has lost its last name: what is left of its objects is to go, and its intent.
-fn nothing(inode: u64, intent: &IntentRecord, gone: Vec<String>) -> Work {
-    let (change, mount_id) = (intent.change, intent.mount_id);
-    Work { inode, change, mount_id, writes: Vec::new(), gone, content: Content::default(), is_background: false }
 }
 
 /// The blocks within the file's length.
