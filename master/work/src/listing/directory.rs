@@ -106,7 +106,7 @@ impl Listings {
             };
             if page.as_ref().is_some_and(|page| page.restarts) {
                 absent = Absent::default();
-                mount.set_in_no_order();
+                mount.health.lock().in_no_order = true;
                 flight.disordered();
             }
             let window = windows.page(page.as_ref(), matches!(known, Some(None)));
@@ -129,7 +129,7 @@ impl Listings {
                     return Ok(adopted);
                 }
                 // Where one listing was in no order, the beginning of another says nothing.
-                let place = window.upto.clone().filter(|_| !mount.lists_in_no_order()).unwrap_or_default();
+                let place = window.upto.clone().filter(|_| !mount.health.lock().in_no_order).unwrap_or_default();
                 let end = WindowEnd::More(&mut absent);
                 let applied = self.apply_window(directory, mount, flight, window, end).await?;
                 self.advance(directory.inode, flight, &place, absent.first.as_deref()).await;

@@ -92,7 +92,7 @@ impl Listings {
         let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?;
         let shown = index.unwrap_or_default();
         mount.set_index(shown.unlisted > 0, shown.entries, shown.hidden_keys, shown.unlisted);
-        mount.set_incomplete(shown.incomplete);
+        mount.health.lock().status.incomplete_entries = shown.incomplete;
         Ok(index)
     }
 

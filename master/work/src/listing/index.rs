@@ -130,7 +130,8 @@ impl Indexing {
         indexes.remove(&self.mount.id());
         match counted {
             Some((entries, hidden)) => self.mount.set_index(false, entries, hidden, 0),
-            None => self.mount.stop_index(),
+            // Whatever there is of the index.
+            None => self.mount.health.lock().status.indexing = false,
         }
     }
 

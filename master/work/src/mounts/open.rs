@@ -46,21 +46,21 @@ pub struct OpenMount {
     /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come
     /// later.
     pub gate: Arc<RwLock<()>>,
-    health: Arc<Mutex<Health>>,
+    pub(crate) health: Arc<Mutex<Health>>,
     /// Cancelled when it is unmounted.
     detached: CancellationToken,
 }
 
 #[derive(Default)]
-struct Health {
+pub(crate) struct Health {
     /// Without the mount's number, and how its keys fare.
-    status: MountStatus,
+    pub status: MountStatus,
     failed: Option<Instant>,
     logged: Option<Instant>,
     /// Why nothing may be written under the prefix: another cluster does.
     claimant: Option<String>,
-    /// A listing was in no order, though the store should list in that of keys.
-    in_no_order: bool,
+    /// A listing was in no order since this master leads, though the store should list in that of keys.
+    pub in_no_order: bool,
 }
 
 impl OpenMount {
@@ -131,16 +131,6 @@ impl OpenMount {
         self.health.lock().claimant.clone().map_or(Ok(()), |reason| Err(WorkError::Refused(reason)))
     }
 
-    /// Notes that a listing has turned out to be in no order.
-    pub fn set_in_no_order(&self) {
-        self.health.lock().in_no_order = true;
-    }
-
-    /// Whether one has since this master leads.
-    pub fn lists_in_no_order(&self) -> bool {
-        self.health.lock().in_no_order
-    }
-
     /// Whether the bucket failed a moment ago.
     pub fn is_failing(&self) -> bool {
         self.health.lock().failed.is_some_and(|failed| failed.elapsed() < FAILURE_PAUSE)
@@ -153,11 +143,6 @@ impl OpenMount {
         (status.expected_entries, status.index_streams, status.index_rate) = (0, 0, 0);
     }
 
-    /// Nobody indexes it any more, whatever there is of the index.
-    pub fn stop_index(&self) {
-        self.health.lock().status.indexing = false;
-    }
-
     /// Notes how far an index is that runs: entries and hidden keys so far, about how many entries there will be, how
     /// many requests are sent at a time, and how many entries come in a second.
     pub fn set_index_progress(&self, (entries, hidden): (u64, u64), expected: u64, streams: usize, rate: u64) {
@@ -165,10 +150,6 @@ impl OpenMount {
         let status = &mut self.health.lock().status;
         (status.expected_entries, status.index_rate) = (expected, rate);
         status.index_streams = u32::try_from(streams).unwrap_or(u32::MAX);
-    }
-
-    pub fn set_incomplete(&self, entries: u64) {
-        self.health.lock().status.incomplete_entries = entries;
     }
 
     /// How the keys fare, where they are vended.

@@ -76,32 +76,7 @@ impl ChangingFiles {
     }
 
     /// An upload that began then has ended in vain.
-    pub(super) fn add(&self, inode: u64, priority: Priority, began: Instant) {
-        self.add_at(inode, priority, began, Instant::now());
-    }
-
-    /// Whether a file is to be left alone, since its last upload was in vain. `at_rest` is how long ago it was changed,
-    /// and `None` while somebody may write to it.
-    pub(super) fn waits(&self, inode: u64, priority: Priority, at_rest: Option<Duration>) -> bool {
-        self.waits_at(inode, priority, at_rest, Instant::now())
-    }
-
-    /// Whether the last upload of a file was in vain.
-    pub(super) fn contains(&self, inode: u64) -> bool {
-        self.files.lock().contains_key(&inode)
-    }
-
-    /// All that are remembered.
-    pub(super) fn inodes(&self) -> Vec<u64> {
-        self.files.lock().keys().copied().collect()
-    }
-
-    /// A file has been uploaded, or has nothing to be uploaded any more.
-    pub(super) fn forget(&self, inode: u64) {
-        self.files.lock().remove(&inode);
-    }
-
-    fn add_at(&self, inode: u64, priority: Priority, began: Instant, now: Instant) {
+    pub(super) fn add(&self, inode: u64, priority: Priority, began: Instant, now: Instant) {
         let mut files = self.files.lock();
         let before = files.get(&inode).filter(|before| !before.is_outdated(priority)).copied();
         let count = before.map_or(0, |before| before.count);
@@ -121,11 +96,28 @@ impl ChangingFiles {
         }
     }
 
-    fn waits_at(&self, inode: u64, priority: Priority, at_rest: Option<Duration>, now: Instant) -> bool {
+    /// Whether a file is to be left alone, since its last upload was in vain. `at_rest` is how long ago it was changed,
+    /// and `None` while somebody may write to it.
+    pub(super) fn waits(&self, inode: u64, priority: Priority, at_rest: Option<Duration>, now: Instant) -> bool {
         let Some(file) = self.files.lock().get(&inode).copied() else { return false };
         // Nobody may have told yet of the change that ended the upload.
         let at_rest = at_rest.map(|at_rest| at_rest.min(now.saturating_duration_since(file.ended)));
         now < file.until() && !file.is_outdated(priority) && at_rest.is_none_or(|at_rest| at_rest < file.rest)
+    }
+
+    /// Whether the last upload of a file was in vain.
+    pub(super) fn contains(&self, inode: u64) -> bool {
+        self.files.lock().contains_key(&inode)
+    }
+
+    /// All that are remembered.
+    pub(super) fn inodes(&self) -> Vec<u64> {
+        self.files.lock().keys().copied().collect()
+    }
+
+    /// A file has been uploaded, or has nothing to be uploaded any more.
+    pub(super) fn forget(&self, inode: u64) {
+        self.files.lock().remove(&inode);
     }
 }
 
@@ -139,7 +131,7 @@ mod tests {
 
     /// Whether an open file waits for exactly so long.
     fn waits_for(files: &ChangingFiles, priority: Priority, from: Instant, pause: Duration) -> bool {
-        let waits = |now: Instant| files.waits_at(1, priority, None, now);
+        let waits = |now: Instant| files.waits(1, priority, None, now);
         waits(from + pause - MOMENT) && !waits(from + pause)
     }
 
@@ -147,46 +139,46 @@ mod tests {
     fn an_open_file_waits_twice_as_long_each_time_and_as_long_as_its_upload_took() {
         let files = ChangingFiles::new(DELAY);
         let mut now = Instant::now();
-        assert!(!files.waits_at(1, Priority::Normal, None, now));
+        assert!(!files.waits(1, Priority::Normal, None, now));
         for seconds in [5, 10, 20, 40, 80, 160, 320, 600, 600] {
             let pause = Duration::from_secs(seconds);
-            files.add_at(1, Priority::Normal, now, now);
+            files.add(1, Priority::Normal, now, now);
             assert!(waits_for(&files, Priority::Normal, now, pause), "{pause:?}");
             now += pause;
         }
-        assert!(!files.waits_at(2, Priority::Normal, None, now), "others do not wait");
+        assert!(!files.waits(2, Priority::Normal, None, now), "others do not wait");
         let took = Duration::from_secs(3600);
-        files.add_at(1, Priority::Normal, now, now + took);
+        files.add(1, Priority::Normal, now, now + took);
         assert!(waits_for(&files, Priority::Normal, now + took, took));
         assert!(files.contains(1));
         files.forget(1);
-        assert!(!files.contains(1) && !files.waits_at(1, Priority::Normal, None, now + took));
-        files.add_at(1, Priority::Normal, now, now);
+        assert!(!files.contains(1) && !files.waits(1, Priority::Normal, None, now + took));
+        files.add(1, Priority::Normal, now, now);
         assert!(waits_for(&files, Priority::Normal, now, DELAY), "it is as new");
     }
 
     #[test]
     fn a_closed_file_waits_until_it_is_at_rest_and_longer_if_it_was_not() {
         let files = ChangingFiles::new(DELAY);
-        let waits = |at_rest: Duration, now: Instant| files.waits_at(1, Priority::Normal, Some(at_rest), now);
+        let waits = |at_rest: Duration, now: Instant| files.waits(1, Priority::Normal, Some(at_rest), now);
         let mut now = Instant::now();
-        files.add_at(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
         assert!(waits(REST - MOMENT, now + REST) && !waits(REST, now + REST));
         for doubled in 0..5 {
             let rest = REST * (1 << doubled);
             // The leader may know nothing of the change: the file is as at rest as it was.
             assert!(waits(DELAY * 100, now + rest - MOMENT) && !waits(DELAY * 100, now + rest), "{rest:?}");
             now += rest;
-            files.add_at(1, Priority::Normal, now, now);
+            files.add(1, Priority::Normal, now, now);
         }
         // One that waited until its pause was over does not have to rest for longer.
         now += DELAY * 100;
-        files.add_at(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
         let rest = REST * (1 << 5);
         assert!(waits(rest - MOMENT, now + rest) && !waits(rest, now + rest));
         // No file has to rest for longer than its changes may take to arrive.
         for _ in 0..5 {
-            files.add_at(1, Priority::Normal, now, now);
+            files.add(1, Priority::Normal, now, now);
         }
         let longest = DELAY * PATIENCE;
         assert!(waits(longest - MOMENT, now + longest) && !waits(longest, now + longest));
@@ -197,14 +189,14 @@ mod tests {
         let files = ChangingFiles::new(DELAY);
         let mut now = Instant::now();
         for _ in 0..10 {
-            files.add_at(1, Priority::Normal, now, now);
+            files.add(1, Priority::Normal, now, now);
             now += DELAY;
         }
         let awaited = Priority::Expedited(now);
-        assert!(files.waits_at(1, Priority::Normal, None, now) && !files.waits_at(1, awaited, None, now));
+        assert!(files.waits(1, Priority::Normal, None, now) && !files.waits(1, awaited, None, now));
         for seconds in [1, 2, 4, 8] {
             let pause = Duration::from_secs(seconds);
-            files.add_at(1, awaited, now, now);
+            files.add(1, awaited, now, now);
             assert!(waits_for(&files, awaited, now, pause), "{pause:?}");
             now += pause;
         }
@@ -215,10 +207,10 @@ mod tests {
         let files = ChangingFiles::new(DELAY);
         let now = Instant::now();
         for inode in 0..2 * REMEMBERED as u64 {
-            files.add_at(inode, Priority::Normal, now, now);
+            files.add(inode, Priority::Normal, now, now);
         }
         assert_eq!(files.inodes().len(), REMEMBERED);
-        files.add_at(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
         assert!(waits_for(&files, Priority::Normal, now, DELAY * 2), "one that is known is noted again");
         files.forget(0);
         assert_eq!(files.inodes().len(), REMEMBERED - 1);
@@ -228,13 +220,13 @@ mod tests {
     fn pauses_grow_without_a_delay_and_beyond_a_long_one_not() {
         let now = Instant::now();
         let files = ChangingFiles::new(Duration::ZERO);
-        files.add_at(1, Priority::Normal, now, now);
-        files.add_at(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
         assert!(waits_for(&files, Priority::Normal, now, SHORTEST_PAUSE * 2));
         let hour = Duration::from_secs(3600);
         let files = ChangingFiles::new(hour);
-        files.add_at(1, Priority::Normal, now, now);
-        files.add_at(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
+        files.add(1, Priority::Normal, now, now);
         assert!(waits_for(&files, Priority::Normal, now, hour));
     }
 }

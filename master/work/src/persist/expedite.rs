@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cavern_proto::master::PersistStatus;
 use cavern_state::{PendingDeletion, Tables};
+use tokio::time::Instant;
 
 use super::backlog::{Backlog, ChangeRange};
 use super::expedited_scopes::ExpeditedScope;
@@ -59,7 +60,7 @@ impl Persistence {
     /// [`WorkError::NotFound`] for a path that leads nowhere.
     pub async fn awaited_status(self: &Arc<Self>, path: &str, up_to: u64) -> Result<PersistStatus, WorkError> {
         let scope = self.scope(path).await?;
-        self.expedited.ask(&scope, up_to);
+        self.expedited.ask(&scope, up_to, Instant::now());
         let status = self.status(path, up_to).await?;
         if status.files + status.deletions == 0 {
             self.expedited.answer(&scope, up_to);

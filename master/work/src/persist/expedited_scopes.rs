@@ -62,8 +62,16 @@ impl ExpeditedScopes {
     }
 
     /// Somebody asks how far this is, and will ask again until nothing is left.
-    pub(super) fn ask(&self, scope: &Scope, up_to: u64) {
-        self.ask_at(scope, up_to, Instant::now());
+    pub(super) fn ask(&self, scope: &Scope, up_to: u64, now: Instant) {
+        let (mut waiting, until) = (self.at(now), Some(now + ASKS_WITHIN));
+        if let Some(known) = waiting.iter_mut().find(|waiting| waiting.is_asked_for(scope, up_to)) {
+            known.until = until;
+        } else if waiting.len() < WAITING_MAX {
+            let request = Arc::new(ExpeditedScope { scope: scope.clone(), up_to, since: now });
+            waiting.push(Waiting { request, until });
+            drop(waiting);
+            self.begun.send_replace(());
+        }
     }
 
     /// Nothing is left of what somebody has asked for.
@@ -78,18 +86,6 @@ impl ExpeditedScopes {
 
     pub(super) fn is_empty(&self) -> bool {
         self.at(Instant::now()).is_empty()
-    }
-
-    fn ask_at(&self, scope: &Scope, up_to: u64, now: Instant) {
-        let (mut waiting, until) = (self.at(now), Some(now + ASKS_WITHIN));
-        if let Some(known) = waiting.iter_mut().find(|waiting| waiting.is_asked_for(scope, up_to)) {
-            known.until = until;
-        } else if waiting.len() < WAITING_MAX {
-            let request = Arc::new(ExpeditedScope { scope: scope.clone(), up_to, since: now });
-            waiting.push(Waiting { request, until });
-            drop(waiting);
-            self.begun.send_replace(());
-        }
     }
 
     /// Those who wait now.
@@ -113,10 +109,10 @@ mod tests {
         let (scopes, now) = (ExpeditedScopes::default(), Instant::now());
         let inodes =
             |now: Instant| scopes.at(now).iter().map(|waiting| waiting.request.scope.inode).collect::<Vec<_>>();
-        scopes.ask_at(&scope(1), 5, now);
-        scopes.ask_at(&scope(2), 5, now);
+        scopes.ask(&scope(1), 5, now);
+        scopes.ask(&scope(2), 5, now);
         let later = now + ASKS_WITHIN / 2;
-        scopes.ask_at(&scope(1), 5, later);
+        scopes.ask(&scope(1), 5, later);
         assert_eq!(inodes(later), [1, 2], "it is the same who asks once more");
         assert_eq!(scopes.list()[0].since, now);
         let kept = scopes.add(scope(1), 5);
@@ -133,7 +129,7 @@ mod tests {
     fn not_everybody_who_asks_is_remembered() {
         let (scopes, now) = (ExpeditedScopes::default(), Instant::now());
         for inode in 0..2 * WAITING_MAX as u64 {
-            scopes.ask_at(&scope(inode), 5, now);
+            scopes.ask(&scope(inode), 5, now);
         }
         assert_eq!(scopes.list().len(), WAITING_MAX);
         let _kept = scopes.add(scope(1), 5);

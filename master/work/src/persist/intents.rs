@@ -144,13 +144,13 @@ impl Persistence {
     /// Whether what nobody waits for has been at rest for long enough.
     fn is_due(&self, due: &DueIntent) -> bool {
         let rest = if due.is_unfinished { self.delay } else { self.rest_of_closed() };
-        self.is_older(due.intent.changed_ns, rest) && !self.recent.is_recent(due.inode)
+        self.is_older(due.intent.changed_ns, rest) && !self.recent.is_recent(due.inode, Instant::now())
     }
 
     /// Whether the last upload of a file was in vain, and the next one would probably be as well.
     fn is_left_alone(&self, due: &DueIntent) -> bool {
         let at_rest = || age(self.lookups.reader.clock(), due.intent.changed_ns);
-        self.changing.waits(due.inode, due.priority, due.is_closed.then(at_rest))
+        self.changing.waits(due.inode, due.priority, due.is_closed.then(at_rest), Instant::now())
     }
 
     /// How long a file that is closed is left alone.
@@ -204,7 +204,7 @@ impl Persistence {
                 // It may be what somebody waits for, perhaps since a moment ago.
                 PersistOutcome::Changing => return turn.later(self.delay.min(AWAITED_PAUSE)),
                 PersistOutcome::InVain { began } => {
-                    self.changing.add(inode, pace, began);
+                    self.changing.add(inode, pace, began, Instant::now());
                     return turn.later(self.delay.min(AWAITED_PAUSE));
                 }
                 PersistOutcome::Failed(blame, error) => {
@@ -267,7 +267,7 @@ impl Persistence {
             }
         }
         if writes {
-            self.recent.add(work.inode);
+            self.recent.add(work.inode, Instant::now());
         }
         Ok(PersistOutcome::Done)
     }

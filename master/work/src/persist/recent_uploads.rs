@@ -40,21 +40,7 @@ impl RecentUploads {
     }
 
     /// An inode has been written to its bucket.
-    pub(super) fn add(&self, inode: u64) {
-        self.add_at(inode, Instant::now());
-    }
-
-    /// Whether an inode is to be left alone, since it has been written so short a time ago.
-    pub(super) fn is_recent(&self, inode: u64) -> bool {
-        self.is_recent_at(inode, Instant::now())
-    }
-
-    /// An inode that is written once more after this has been at rest for long.
-    fn memory(&self) -> Duration {
-        self.pauses.1 * 2
-    }
-
-    fn add_at(&self, inode: u64, now: Instant) {
+    pub(super) fn add(&self, inode: u64, now: Instant) {
         let mut generations = self.generations.lock();
         let since = |upload: &RecentUpload| now.saturating_duration_since(upload.at);
         let before = generations.get(inode).filter(|upload| since(upload) < self.memory());
@@ -67,9 +53,15 @@ impl RecentUploads {
         generations.young.insert(inode, RecentUpload { at: now, pause });
     }
 
-    fn is_recent_at(&self, inode: u64, now: Instant) -> bool {
+    /// Whether an inode is to be left alone, since it has been written so short a time ago.
+    pub(super) fn is_recent(&self, inode: u64, now: Instant) -> bool {
         let upload = self.generations.lock().get(inode);
         upload.is_some_and(|upload| now.saturating_duration_since(upload.at) < upload.pause)
+    }
+
+    /// An inode that is written once more after this has been at rest for long.
+    fn memory(&self) -> Duration {
+        self.pauses.1 * 2
     }
 }
 
@@ -89,18 +81,18 @@ mod tests {
     fn a_file_that_is_written_again_and_again_waits_twice_as_long_each_time() {
         let recent = RecentUploads::new(DELAY, DELAY * 10);
         let mut now = Instant::now();
-        assert!(!recent.is_recent_at(1, now));
+        assert!(!recent.is_recent(1, now));
         for pause in [5, 10, 20, 40, 50, 50] {
-            recent.add_at(1, now);
-            assert!(recent.is_recent_at(1, now + Duration::from_secs(pause) - Duration::from_millis(1)), "{pause}");
+            recent.add(1, now);
+            assert!(recent.is_recent(1, now + Duration::from_secs(pause) - Duration::from_millis(1)), "{pause}");
             now += Duration::from_secs(pause);
-            assert!(!recent.is_recent_at(1, now), "{pause}");
+            assert!(!recent.is_recent(1, now), "{pause}");
         }
-        assert!(!recent.is_recent_at(2, now), "others do not wait");
+        assert!(!recent.is_recent(2, now), "others do not wait");
         // At rest for long: it is as new.
         now += DELAY * 20;
-        recent.add_at(1, now);
-        assert!(recent.is_recent_at(1, now) && !recent.is_recent_at(1, now + DELAY));
+        recent.add(1, now);
+        assert!(recent.is_recent(1, now) && !recent.is_recent(1, now + DELAY));
     }
 
     #[test]
@@ -108,7 +100,7 @@ mod tests {
         let recent = RecentUploads::new(DELAY, DELAY * 10);
         let now = Instant::now();
         for inode in 0..3 * REMEMBERED as u64 {
-            recent.add_at(inode, now);
+            recent.add(inode, now);
         }
         let generations = recent.generations.lock();
         assert!(generations.young.len() + generations.old.len() <= 2 * REMEMBERED);
@@ -119,8 +111,8 @@ mod tests {
     fn without_a_delay_nothing_waits() {
         let recent = RecentUploads::new(Duration::ZERO, Duration::ZERO);
         let now = Instant::now();
-        recent.add_at(1, now);
-        recent.add_at(1, now);
-        assert!(!recent.is_recent_at(1, now));
+        recent.add(1, now);
+        recent.add(1, now);
+        assert!(!recent.is_recent(1, now));
     }
 }
