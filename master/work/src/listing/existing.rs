@@ -9,8 +9,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use cavern_conf::backoff;
-use cavern_proto::record::command::Command;
-use cavern_proto::record::{IndexRecord, PutIndex};
+use cavern_proto::record::IndexRecord;
 use cavern_state::namespace::ListingCounts;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -114,7 +113,7 @@ impl Listings {
         let read = self.0.reader.read(move |tables| Ok((tables.index(id)?, tables.has_unlisted(id, &[])?)));
         let (Some(index), false) = read.await? else { return Ok(()) };
         let index = IndexRecord { finished_ns: self.0.reader.clock().now_ns().max(1), ..index };
-        self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
+        self.put_index(id, index).await?;
         let (entries, hidden) = (index.entries, index.hidden_keys);
         tracing::info!(mount = mount.mount.path, entries, hidden, "the index is complete");
         Ok(())

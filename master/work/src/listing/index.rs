@@ -182,7 +182,8 @@ impl Indexing {
             }
             Err(Failure::Unsuitable) => {
                 self.stop().await;
-                self.listings.list_in_one_stream(&self.mount).await?;
+                let why = "the store cannot list parts of the prefix in order: it is listed in one stream";
+                self.listings.index_anew(&self.mount, true, why).await?;
             }
             Err(Failure::Gone) => return Ok(Next::End),
         }
@@ -197,7 +198,8 @@ impl Indexing {
     async fn finish(&mut self, end: &End) -> Result<Next, WorkError> {
         if end.context.run.lacks_room() {
             self.running = None;
-            self.listings.list_once_more(&self.mount).await?;
+            let why = "more names are gone than master.index_memory has room for: it is indexed again";
+            self.listings.index_anew(&self.mount, false, why).await?;
             return Ok(Next::More);
         }
         self.listings.finish_index(end).await?;
@@ -304,7 +306,14 @@ impl Running {
     async fn complete(&mut self) -> Result<End, Failure> {
         self.context.check_order(self.width.current()).await?;
         self.context.take_away(std::mem::take(&mut self.absent)).await.map_err(Failure::Log)?;
-        Ok(self.end())
+        Ok(End {
+            context: self.context.clone(),
+            entries: self.entries(),
+            hidden: self.hidden(),
+            cut_directories: self.cut_directories(),
+            ranges: self.counts.len(),
+            took: self.began.elapsed(),
+        })
     }
 
     fn count(&mut self, range: &Range, is_done: bool) {
@@ -356,18 +365,6 @@ impl Running {
         Err(error)
     }
 
-    /// What is left of it when all ranges are done.
-    fn end(&self) -> End {
-        End {
-            context: self.context.clone(),
-            entries: self.entries(),
-            hidden: self.hidden(),
-            cut_directories: self.cut_directories(),
-            ranges: self.counts.len(),
-            took: self.began.elapsed(),
-        }
-    }
-
     /// Directories that were cut, the root among them, as far as all ranges have them complete.
     fn cut_directories(&self) -> Vec<(Path, i64)> {
         if self.has_left_alone {
@@ -377,12 +374,7 @@ impl Running {
         let above = self.cuts.iter().flat_map(|cut| paths_above(cut));
         let paths: HashSet<Path> = above.chain([Path::new()]).collect();
         let complete = paths.into_iter().filter(|path| !run.is_left_alone(path));
-        complete
-            .map(|path| {
-                let since_ns = run.part_since(&path);
-                (path, since_ns)
-            })
-            .collect()
+        complete.map(|path| (path.clone(), run.part_since(&path))).collect()
     }
 }
 
@@ -445,7 +437,7 @@ impl Listings {
         self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 
-    async fn put_index(&self, mount_id: u32, index: IndexRecord) -> Result<(), WorkError> {
+    pub(super) async fn put_index(&self, mount_id: u32, index: IndexRecord) -> Result<(), WorkError> {
         self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id, index: Some(index) })).await?;
         Ok(())
     }
@@ -504,23 +496,13 @@ impl Listings {
         Ok(Some(running))
     }
 
-    /// The store cannot list parts of the mount: it is listed as a whole, from the beginning.
-    async fn list_in_one_stream(&self, mount: &OpenMount) -> Result<(), WorkError> {
+    /// Has another index begin now, in one stream if so.
+    async fn index_anew(&self, mount: &OpenMount, in_one_stream: bool, why: &str) -> Result<(), WorkError> {
         let id = mount.id();
         let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
-        let path = &mount.mount.path;
-        tracing::info!(mount = path, "the store cannot list parts of the prefix in order: it is listed in one stream");
-        let began_ns = self.0.reader.clock().now_ns().max(1);
-        self.put_index(id, IndexRecord { began_ns, one_stream: true, ..index }).await
-    }
-
-    /// There was no room for all that is absent: the rest goes with another index, which begins now.
-    async fn list_once_more(&self, mount: &OpenMount) -> Result<(), WorkError> {
-        let id = mount.id();
-        let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?.unwrap_or_default();
-        let path = &mount.mount.path;
-        tracing::info!(mount = path, "more names are gone than master.index_memory has room for: it is indexed again");
-        self.put_index(id, IndexRecord { began_ns: self.0.reader.clock().now_ns().max(1), ..index }).await
+        tracing::info!(mount = mount.mount.path, "{why}");
+        let (began_ns, one_stream) = (self.0.reader.clock().now_ns().max(1), in_one_stream || index.one_stream);
+        self.put_index(id, IndexRecord { began_ns, one_stream, ..index }).await
     }
 
     /// Marks the directories that were cut, and records that the mount is indexed.

@@ -154,31 +154,16 @@ impl Range {
     /// The part between two keys that nothing is known of, or as much as is noted of it.
     pub(super) fn new(context: &Context, noted: &IndexRange) -> Self {
         let IndexRange { number, after, upto, position, entries, hidden, left_alone, .. } = noted.clone();
-        let source = Source::Part(context.mount.ufs.list_behind(&context.full_key(&position)));
-        let upto = Some(upto).filter(|upto| !upto.is_empty());
-        let frames = Frames::at(&position, entries, hidden);
-        Self::with(number, Bounds { after, upto }, position, frames, left_alone, source)
-    }
-
-    /// All keys, in one stream.
-    pub(super) fn whole(context: &Context) -> Self {
-        let bounds = Bounds { after: String::new(), upto: None };
-        let source = Source::Whole(Box::new(context.listings.list_all(&context.mount)));
-        Self::with(0, bounds, String::new(), Frames::at("", 0, 0), false, source)
-    }
-
-    fn with(number: u32, bounds: Bounds, position: String, frames: Frames, left_alone: bool, source: Source) -> Self {
         Self {
             number,
-            bounds,
-            position,
+            bounds: Bounds { after, upto: Some(upto).filter(|upto| !upto.is_empty()) },
             page_before: String::new(),
             held_at: None,
-            frames,
+            frames: Frames::at(&position, entries, hidden),
             left_alone,
             absent: Vec::new(),
             at_edge: Vec::new(),
-            source,
+            source: Source::Part(context.mount.ufs.list_behind(&context.full_key(&position))),
             ahead: None,
             is_listed: false,
             failures: 0,
@@ -186,7 +171,14 @@ impl Range {
             unnoted: 0,
             empty_behind: None,
             asks_beside: false,
+            position,
         }
+    }
+
+    /// All keys, in one stream.
+    pub(super) fn whole(context: &Context) -> Self {
+        let source = Source::Whole(Box::new(context.listings.list_all(&context.mount)));
+        Self { source, ..Self::new(context, &IndexRange::default()) }
     }
 
     /// As it is noted.

@@ -25,6 +25,7 @@ const CHECKS_MAX: usize = 65_536;
 const ABSENT_BYTES: usize = 160;
 
 /// A running index of one mount.
+#[derive(Default)]
 pub struct IndexRun {
     pub(super) began_ns: i64,
     /// Held for reading while a page is applied, for writing while a check is recorded.
@@ -84,17 +85,7 @@ pub(super) struct PageInFlight {
 impl IndexRun {
     /// One that began at this time; absent names may take so much memory.
     pub(super) fn new(began_ns: i64, absent_max: usize) -> Self {
-        Self {
-            began_ns,
-            step: tokio::sync::RwLock::default(),
-            seen: Mutex::default(),
-            left_alone: Mutex::default(),
-            parts: Mutex::default(),
-            borders: Mutex::default(),
-            absent_max,
-            absent_bytes: AtomicUsize::new(0),
-            lacks_room: AtomicBool::new(false),
-        }
+        Self { began_ns, absent_max, ..Self::default() }
     }
 
     /// A page is about to be asked for.
