@@ -152,45 +152,49 @@ pub(super) fn not_mounted(path: &str) -> WorkError {
     WorkError::NotFound(format!("{path} is not a mount: cv mount lists the mounts"))
 }
 
-/// Refuses limits of users that nobody could keep to, or that limit none: an id of all ones is none in the kernel, and
-/// root may do everything.
-fn check_limits(name: &str, users: &UserLimits) -> Result<(), String> {
-    let ranges = || users.uids.iter().chain(&users.gids);
-    if users.uids.len() > RANGES_MAX || users.gids.len() > RANGES_MAX {
-        return Err(format!("the rule of {name} has more than {RANGES_MAX} ranges of users, or of groups"));
-    }
-    if let Some(range) = ranges().find(|range| range.low > range.high) {
-        return Err(format!("the rule of {name} has a range from {} to {}, which is empty", range.low, range.high));
-    }
-    if ranges().any(|range| range.high == u32::MAX) || [users.anon_uid, users.anon_gid].contains(&Some(u32::MAX)) {
-        let (none, last) = (u32::MAX, u32::MAX - 1);
-        return Err(format!("the rule of {name} has {none} for an id, which is none: give {last} or less"));
-    }
-    if [users.nobody(), users.nobodys_group()].contains(&0) {
-        return Err(format!("by the rule of {name} nobody is root: give anonuid and anongid of 1 or more"));
-    }
-    Ok(())
+fn invalid<T>(reason: impl Into<String>) -> Result<T, WorkError> {
+    Err(WorkError::Invalid(reason.into()))
 }
 
-fn check_rules(rules: &[ClientRule]) -> Result<(), String> {
-    if rules.len() > CLIENT_RULES_MAX {
-        return Err(format!("{} rules about clients: a mount has at most {CLIENT_RULES_MAX}", rules.len()));
+/// Refuses a request if this is so.
+fn refuse(is_so: bool, reason: impl Into<String>) -> Result<(), WorkError> {
+    if is_so { invalid(reason) } else { Ok(()) }
+}
+
+/// Refuses limits of users that nobody could keep to, or that limit none: an id of all ones is none in the kernel, and
+/// root may do everything.
+fn check_limits(name: &str, users: &UserLimits) -> Result<(), WorkError> {
+    let ranges = || users.uids.iter().chain(&users.gids);
+    let are_many = users.uids.len() > RANGES_MAX || users.gids.len() > RANGES_MAX;
+    refuse(are_many, format!("the rule of {name} has more than {RANGES_MAX} ranges of users, or of groups"))?;
+    if let Some(range) = ranges().find(|range| range.low > range.high) {
+        return invalid(format!("the rule of {name} has a range from {} to {}, which is empty", range.low, range.high));
     }
+    let (none, last) = (u32::MAX, u32::MAX - 1);
+    let has_none = ranges().any(|range| range.high == none) || [users.anon_uid, users.anon_gid].contains(&Some(none));
+    refuse(has_none, format!("the rule of {name} has {none} for an id, which is none: give {last} or less"))?;
+    let is_root = [users.nobody(), users.nobodys_group()].contains(&0);
+    refuse(is_root, format!("by the rule of {name} nobody is root: give anonuid and anongid of 1 or more"))
+}
+
+fn check_rules(rules: &[ClientRule]) -> Result<(), WorkError> {
+    let are_many = rules.len() > CLIENT_RULES_MAX;
+    refuse(are_many, format!("{} rules about clients: a mount has at most {CLIENT_RULES_MAX}", rules.len()))?;
     let is_known = |character: char| character.is_ascii_alphanumeric() || "-_.*".contains(character);
     for rule in rules {
         let ClientRule { name, users, read_only, .. } = rule;
         if name.is_empty() || name.len() > CLIENT_NAME_MAX || !name.chars().all(is_known) {
             let shown: String = name.chars().take(CLIENT_NAME_MAX).collect();
-            return Err(format!(
+            return invalid(format!(
                 "{shown:?} is no name of a client: 1 to {CLIENT_NAME_MAX} letters, digits, -, _ or ., as certificates \
                  have them, and * for any characters"
             ));
         }
-        if *read_only && rule.grants_settings() {
-            return Err(format!(
-                "by its rule {name} only reads, and sets quotas or times to live: leave ro out, or quotas and ttl"
-            ));
-        }
+        let is_torn = *read_only && rule.grants_settings();
+        refuse(
+            is_torn,
+            format!("by its rule {name} only reads, and sets quotas or times to live: leave ro out, or quotas and ttl"),
+        )?;
         if let Some(users) = users {
             check_limits(name, users)?;
         }
@@ -200,87 +204,69 @@ fn check_rules(rules: &[ClientRule]) -> Result<(), String> {
 
 /// A mount request with its defaults, checked.
 pub(super) fn complete(mut mount: Mount) -> Result<Mount, WorkError> {
-    let invalid = |reason: String| Err(WorkError::Invalid(reason));
     mount.path = normalized(&mount.path)?;
     mount.uri = StoreUri::parse(&mount.uri).map_err(UfsError::from)?.to_string();
     let store = mount.capabilities();
     (mount.id, mount.root_inode, mount.users) = (0, 0, None);
     match mount.write_type() {
         WriteType::CacheMode if mount.access_mode() == AccessMode::ReadWrite && !store.writes => {
-            return invalid("a directory tree cannot be written to by way of a mount: give it an s3:// bucket".into());
+            return invalid("a directory tree cannot be written to by way of a mount: give it an s3:// bucket");
         }
         WriteType::CacheMode => {}
         WriteType::FsMode if mount.access_mode() == AccessMode::ReadOnly => {
-            return invalid(
-                "an fs-mode mount is there to be written to: mount the prefix in cache-mode to read it".into(),
-            );
+            return invalid("an fs-mode mount is there to be written to: mount the prefix in cache-mode to read it");
         }
         WriteType::FsMode if !store.writes => {
-            return invalid(
-                "a directory tree cannot keep what an fs-mode mount writes: give it an s3:// bucket".into(),
-            );
+            return invalid("a directory tree cannot keep what an fs-mode mount writes: give it an s3:// bucket");
         }
         WriteType::FsMode if mount.consistency() == Consistency::Strict => {}
         // What is there is what the namespace says, whatever the bucket has.
         WriteType::FsMode => mount.consistency = Consistency::Never as i32,
-        WriteType::Unspecified => return invalid("the write type is neither cache-mode nor fs-mode".into()),
+        WriteType::Unspecified => return invalid("the write type is neither cache-mode nor fs-mode"),
     }
     // What the write type has it to be anyway is not recorded.
     match (AccessMode::try_from(mount.access_mode), mount.write_type()) {
         (Ok(AccessMode::ReadWrite), WriteType::CacheMode) | (Ok(AccessMode::Unspecified), _) => {}
         (Ok(_), _) => mount.access_mode = AccessMode::Unspecified as i32,
-        (Err(_), _) => return invalid("the access mode is neither read-only nor read-write".into()),
+        (Err(_), _) => return invalid("the access mode is neither read-only nor read-write"),
     }
     match (AttributePolicy::try_from(mount.attributes), mount.write_type()) {
         (Ok(AttributePolicy::Refuse), _) => {}
         (Ok(AttributePolicy::Keep), WriteType::FsMode) => {
-            return invalid("fs-mode keeps all attributes anyway: leave --attributes out".into());
+            return invalid("fs-mode keeps all attributes anyway: leave --attributes out");
         }
         (Ok(AttributePolicy::Keep), _) if !store.metadata => {
-            return invalid("a directory tree has nothing that keeps attributes beside the bytes of an object".into());
+            return invalid("a directory tree has nothing that keeps attributes beside the bytes of an object");
         }
         (Ok(AttributePolicy::Keep), _) => {}
-        (Err(_), _) => return invalid("attributes are neither refused nor kept".into()),
+        (Err(_), _) => return invalid("attributes are neither refused nor kept"),
     }
     match (mount.existing(), mount.write_type()) {
         (Existing::Recovered | Existing::Indexed, WriteType::FsMode) => {}
         (Existing::Recovered, _) => {
-            return invalid("only fs-mode can be recovered: in cache-mode the bucket is the truth as it is".into());
+            return invalid("only fs-mode can be recovered: in cache-mode the bucket is the truth as it is");
         }
         (_, WriteType::FsMode) => mount.existing = Existing::Recovered as i32,
         _ => mount.existing = Existing::None as i32,
     }
-    match Names::try_from(mount.names) {
-        Ok(Names::Synced) if mount.write_type() != WriteType::FsMode => {
-            return invalid(
-                "only the names of an fs-mode mount can be synced: in cache-mode the bucket has them".into(),
-            );
-        }
-        Ok(_) => {}
-        Err(_) => return invalid("names are neither delegated nor synced".into()),
-    }
-    if let Err(reason) = check_rules(&mount.clients) {
-        return invalid(reason);
-    }
-    if mount.limits_users() && mount.write_type() != WriteType::FsMode {
-        return invalid(
-            "users are limited in fs-mode only: in cache-mode clients change the bucket, which knows no users. Leave \
-             root_squash and its like out, or allow the client to read only (NAME=ro)"
-                .into(),
-        );
-    }
-    if mount.grants_settings() && mount.write_type() != WriteType::FsMode {
-        return invalid(
-            "only directories of fs-mode mounts have quotas and times to live: leave quotas and ttl out of the rules \
-             about clients"
-                .into(),
-        );
-    }
-    if mount.options.len() > OPTIONS_MAX
-        || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
-    {
-        return invalid(format!("a mount has at most {OPTIONS_MAX} options of {OPTION_BYTES_MAX} bytes"));
-    }
+    let is_fs_mode = mount.write_type() == WriteType::FsMode;
+    let Ok(names) = Names::try_from(mount.names) else { return invalid("names are neither delegated nor synced") };
+    let are_not_ours = names == Names::Synced && !is_fs_mode;
+    refuse(are_not_ours, "only the names of an fs-mode mount can be synced: in cache-mode the bucket has them")?;
+    check_rules(&mount.clients)?;
+    refuse(
+        mount.limits_users() && !is_fs_mode,
+        "users are limited in fs-mode only: in cache-mode clients change the bucket, which knows no users. Leave \
+         root_squash and its like out, or allow the client to read only (NAME=ro)",
+    )?;
+    refuse(
+        mount.grants_settings() && !is_fs_mode,
+        "only directories of fs-mode mounts have quotas and times to live: leave quotas and ttl out of the rules about \
+         clients",
+    )?;
+    let is_long = |(name, value): (&String, &String)| name.len() + value.len() > OPTION_BYTES_MAX;
+    let are_many = mount.options.len() > OPTIONS_MAX || mount.options.iter().any(is_long);
+    refuse(are_many, format!("a mount has at most {OPTIONS_MAX} options of {OPTION_BYTES_MAX} bytes"))?;
     if mount.block_size == 0 {
         mount.block_size = BLOCK_SIZE_DEFAULT;
     }
@@ -292,25 +278,21 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, WorkError> {
             mount.block_size
         ));
     }
-    if mount.replicas == 0 {
-        mount.replicas = 1;
-    }
-    if mount.replicas > REPLICAS_MAX {
-        return invalid(format!("{} replicas of a cache are too many: at most {REPLICAS_MAX}", mount.replicas));
-    }
+    mount.replicas = mount.replicas.max(1);
+    let are_many = mount.replicas > REPLICAS_MAX;
+    refuse(are_many, format!("{} replicas of a cache are too many: at most {REPLICAS_MAX}", mount.replicas))?;
     if mount.metadata_ttl_ms == 0 {
         mount.metadata_ttl_ms = METADATA_TTL_DEFAULT_MS;
     }
-    if mount.metadata_ttl_ms > METADATA_TTL_MAX_MS {
-        return invalid("the metadata TTL is longer than a year: use --consistency never".into());
-    }
+    let is_long = mount.metadata_ttl_ms > METADATA_TTL_MAX_MS;
+    refuse(is_long, "the metadata TTL is longer than a year: use --consistency never")?;
     match Consistency::try_from(mount.consistency) {
         Ok(Consistency::Unspecified) => mount.consistency = Consistency::Ttl as i32,
-        Ok(Consistency::Strict) if mount.write_type() != WriteType::FsMode => {
-            return invalid("only fs-mode can be strict: in cache-mode the bucket is changed by others as well".into());
+        Ok(Consistency::Strict) if !is_fs_mode => {
+            return invalid("only fs-mode can be strict: in cache-mode the bucket is changed by others as well");
         }
         Ok(_) => {}
-        Err(_) => return invalid("the consistency is not one of ttl, always, never, strict".into()),
+        Err(_) => return invalid("the consistency is not one of ttl, always, never, strict"),
     }
     Ok(mount)
 }
