@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_consensus::{Clock, LeaderLease};
-use cavern_state::{Database, Tables};
+use cavern_state::{Database, Directory, Tables};
 
 use crate::error::WorkError;
 
@@ -31,6 +31,14 @@ impl StateReader {
         read: impl FnOnce(Tables<'_>) -> Result<T, WorkError> + Send + 'static,
     ) -> Result<T, WorkError> {
         self.lease.read(self.database.clone(), read).await
+    }
+
+    /// A directory with its place in the namespace.
+    ///
+    /// # Errors
+    /// [`WorkError::Gone`], and those of [`Self::read`].
+    pub async fn directory(&self, inode: u64) -> Result<Directory, WorkError> {
+        self.read(move |tables| Ok(tables.directory(inode)?)).await?.ok_or(WorkError::Gone(inode))
     }
 
     /// Reads a few records, which are in memory as a rule: they are read here and now, and on the blocking pool only if

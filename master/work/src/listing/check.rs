@@ -23,12 +23,7 @@ impl Listings {
             return Ok(());
         }
         self.0.metrics.one_name_checks.inc();
-        let place = self
-            .0
-            .reader
-            .read(move |tables| Ok(tables.directory(directory)?))
-            .await?
-            .ok_or(WorkError::Gone(directory))?;
+        let place = self.0.reader.directory(directory).await?;
         if place.mount_id == 0 {
             return Ok(());
         }

@@ -65,8 +65,7 @@ enum WindowEnd<'a> {
 
 impl Listings {
     pub(super) async fn list_directory(&self, inode: u64, flight: &Flight) -> Result<ListingCounts, WorkError> {
-        let directory =
-            self.0.reader.read(move |tables| Ok(tables.directory(inode)?)).await?.ok_or(WorkError::Gone(inode))?;
+        let directory = self.0.reader.directory(inode).await?;
         if directory.mount_id == 0 {
             return Ok(ListingCounts::default());
         }

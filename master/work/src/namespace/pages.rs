@@ -193,8 +193,7 @@ impl Lookups {
                 }
                 Ok(Progress::Ended(listed)) => {
                     listed?;
-                    let listed = self.reader.read(move |tables| Ok(tables.directory(inode)?)).await?;
-                    return Ok(Readable { directory: listed.ok_or(WorkError::Gone(inode))?, before: None });
+                    return Ok(Readable { directory: self.reader.directory(inode).await?, before: None });
                 }
                 Err(_) => {
                     let waiting =

@@ -98,7 +98,7 @@ impl Persistence {
         let last_report = tokio::time::Instant::now();
         let mut reporter = ProgressReporter { answers, run, progress: RefreshProgress::default(), last_report };
         if let Some(name) = name {
-            let directory = self.directory(top).await?;
+            let directory = self.lookups.reader.directory(top).await?;
             let mount = self.lookups.mounts.get(directory.mount_id)?;
             let there = self.lookups.listings.ask_now(&mount, &directory, &name).await?;
             reporter.progress.entries = 1;
@@ -155,14 +155,9 @@ impl Persistence {
         }
     }
 
-    async fn directory(&self, inode: u64) -> Result<Directory, WorkError> {
-        let directory = self.lookups.reader.read(move |tables| Ok(tables.directory(inode)?)).await?;
-        directory.ok_or(WorkError::Gone(inode))
-    }
-
     async fn visit(&self, inode: u64, run: RefreshMode) -> Result<Option<Visited>, WorkError> {
         let listings = &self.lookups.listings;
-        let directory = match self.directory(inode).await {
+        let directory = match self.lookups.reader.directory(inode).await {
             Err(error) if error.is_not_found() => return Ok(None),
             directory => directory?,
         };
@@ -219,12 +214,13 @@ impl Persistence {
             if left > gone.get(&inode).copied().unwrap_or_default() {
                 continue;
             }
-            let directory = match self.directory(inode).await {
+            let directory = match self.lookups.reader.directory(inode).await {
                 Err(error) if error.is_not_found() => continue,
                 directory => directory?,
             };
             let above = directory.record.parent;
-            let (parent, mount) = (self.directory(above).await?, self.lookups.mounts.get(directory.mount_id)?);
+            let parent = self.lookups.reader.directory(above).await?;
+            let mount = self.lookups.mounts.get(directory.mount_id)?;
             let (fate, path) = match reporter.run {
                 RefreshMode::Apply => {
                     self.settle(&mount, &parent, &directory.record.name, None, RefreshMode::Apply).await?
