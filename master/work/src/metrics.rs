@@ -6,7 +6,6 @@ use std::time::Duration;
 use cavern_conf::process::Metrics;
 use cavern_consensus::ConsensusMetrics;
 use cavern_proto::master::{JobKind, JobState};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -91,23 +90,14 @@ impl PersistMetrics {
     }
 }
 
-/// What distinguishes jobs.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct JobLabels {
-    kind: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EndLabels {
-    kind: &'static str,
-    state: &'static str,
-}
+/// Names and values of what distinguishes jobs.
+type JobLabels<const COUNT: usize> = [(&'static str, &'static str); COUNT];
 
 /// Jobs that run, and how they ended since the process started.
 #[derive(Clone, Debug)]
 pub struct JobMetrics {
-    running: Family<JobLabels, Gauge>,
-    ended: Family<EndLabels, Counter>,
+    running: Family<JobLabels<1>, Gauge>,
+    ended: Family<JobLabels<2>, Counter>,
 }
 
 impl JobMetrics {
@@ -117,42 +107,44 @@ impl JobMetrics {
             ended: metrics.family("master_jobs_ended", "Jobs that have ended, by kind and how"),
         };
         for kind in [JobKind::Load, JobKind::LoadMetadata, JobKind::Export] {
-            drop(jobs.running.get_or_create(&JobLabels { kind: kind_name(kind) }));
+            drop(jobs.running.get_or_create(&[of_kind(kind)]));
             for state in [JobState::Done, JobState::Failed, JobState::Cancelled] {
-                drop(jobs.ended.get_or_create(&EndLabels { kind: kind_name(kind), state: state_name(state) }));
+                drop(jobs.ended.get_or_create(&[of_kind(kind), in_state(state)]));
             }
         }
         jobs
     }
 
     pub fn began(&self, kind: JobKind) {
-        self.running.get_or_create(&JobLabels { kind: kind_name(kind) }).inc();
+        self.running.get_or_create(&[of_kind(kind)]).inc();
     }
 
     /// With the state that it ended in, or without one if it only pauses for a restart.
     pub fn ended(&self, kind: JobKind, state: Option<JobState>) {
-        self.running.get_or_create(&JobLabels { kind: kind_name(kind) }).dec();
+        self.running.get_or_create(&[of_kind(kind)]).dec();
         if let Some(state) = state {
-            self.ended.get_or_create(&EndLabels { kind: kind_name(kind), state: state_name(state) }).inc();
+            self.ended.get_or_create(&[of_kind(kind), in_state(state)]).inc();
         }
     }
 }
 
-fn kind_name(kind: JobKind) -> &'static str {
-    match kind {
+fn of_kind(kind: JobKind) -> (&'static str, &'static str) {
+    let name = match kind {
         JobKind::Export => "export",
         JobKind::LoadMetadata => "load_metadata",
         JobKind::Load | JobKind::Check | JobKind::Unspecified => "load",
-    }
+    };
+    ("kind", name)
 }
 
-fn state_name(state: JobState) -> &'static str {
-    match state {
+fn in_state(state: JobState) -> (&'static str, &'static str) {
+    let name = match state {
         JobState::Done => "done",
         JobState::Failed => "failed",
         JobState::Cancelled => "cancelled",
         JobState::Running | JobState::Unspecified => "running",
-    }
+    };
+    ("state", name)
 }
 
 /// All of it.
