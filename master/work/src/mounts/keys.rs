@@ -85,10 +85,7 @@ impl KeyDirectory {
     /// # Errors
     /// [`WorkError::Invalid`] for what is no key.
     pub fn adopt(&self, key: &[u8]) -> Result<(), WorkError> {
-        let length = key.len();
-        let key =
-            key.try_into().map_err(|_| WorkError::Invalid(format!("a key of {length} bytes and not {KEY_BYTES}")))?;
-        self.write(FILE, key)
+        self.write(FILE, as_key(key)?)
     }
 
     /// Writes a key into a file that is whole or not there, in the place of what it was.
@@ -175,10 +172,7 @@ impl KeyFiles {
     /// # Errors
     /// [`WorkError::Invalid`] for what is no key.
     pub fn take(&mut self, generation: u64, bytes: &[u8]) -> Result<(), WorkError> {
-        let Ok(bytes) = <[u8; KEY_BYTES]>::try_from(bytes) else {
-            return Err(WorkError::Invalid(format!("a key of {} bytes and not {KEY_BYTES}", bytes.len())));
-        };
-        let key = Key::new(bytes, Some(generation)).map_err(|reason| unusable(&self.path(), &reason))?;
+        let key = Key::new(*as_key(bytes)?, Some(generation)).map_err(|reason| unusable(&self.path(), &reason))?;
         if self.keys.iter().any(|known| known.id == key.id) {
             return Ok(());
         }
@@ -229,11 +223,16 @@ impl KeyFiles {
     }
 }
 
+fn as_key(bytes: &[u8]) -> Result<&[u8; KEY_BYTES], WorkError> {
+    let length = bytes.len();
+    bytes.try_into().map_err(|_| WorkError::Invalid(format!("a key of {length} bytes and not {KEY_BYTES}")))
+}
+
 fn random_key(path: &Path) -> Result<[u8; KEY_BYTES], WorkError> {
     random_bytes().map_err(|reason| unusable(path, &reason))
 }
 
-fn unusable(path: &Path, reason: &str) -> WorkError {
+pub(super) fn unusable(path: &Path, reason: &str) -> WorkError {
     WorkError::SecretKey { path: path.to_owned(), reason: reason.to_owned() }
 }
 
@@ -243,7 +242,7 @@ fn generation_in(name: &str) -> Option<u64> {
     if id.len() == 2 * ID_BYTES { generation.parse().ok() } else { None }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

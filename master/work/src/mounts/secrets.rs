@@ -4,7 +4,6 @@
 //! and changed for all of them at once.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +13,7 @@ use cavern_security::random_bytes;
 use parking_lot::{Mutex, RwLock};
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 
-use super::keys::{Key, KeyDirectory, KeyFiles};
+use super::keys::{Key, KeyDirectory, KeyFiles, hex, unusable};
 use crate::error::WorkError;
 
 /// Marks an encrypted value, with the version of the form.
@@ -97,10 +96,7 @@ impl SecretSealer {
     fn held(&self, id: &[u8]) -> Result<Key, WorkError> {
         let keys = self.keys.read();
         let key = if id.is_empty() { keys.first() } else { keys.iter().find(|key| key.id == *id) };
-        key.cloned().ok_or_else(|| WorkError::SecretKey {
-            path: self.path.clone(),
-            reason: "the cluster has another one, which this master was not given".into(),
-        })
+        key.cloned().ok_or_else(|| unusable(&self.path, "the cluster has another one, which this master was not given"))
     }
 
     /// The mount with its option values encrypted with the key of this id, which the state has.
@@ -122,21 +118,16 @@ impl SecretSealer {
     }
 
     fn seal_value(&self, key: &Key, context: &str, value: &str) -> Result<String, WorkError> {
-        let fail = || WorkError::SecretKey { path: self.path.clone(), reason: "it cannot encrypt".into() };
+        let fail = || unusable(&self.path, "it cannot encrypt");
         let nonce: [u8; NONCE_LEN] = random_bytes().map_err(|_| fail())?;
         let mut bytes = value.as_bytes().to_vec();
         let (nonce_used, aad) = (Nonce::assume_unique_for_key(nonce), Aad::from(context));
         key.sealing.seal_in_place_append_tag(nonce_used, aad, &mut bytes).map_err(|_| fail())?;
-        let mut text = String::from(MARK);
-        for byte in nonce.iter().chain(&bytes) {
-            let _ = write!(text, "{byte:02x}");
-        }
-        Ok(text)
+        Ok(format!("{MARK}{}{}", hex(&nonce), hex(&bytes)))
     }
 
     fn unseal_value(&self, keys: &[Key], context: &str, value: &str) -> Result<String, WorkError> {
-        let fail =
-            |reason: &str| WorkError::SecretKey { path: self.path.clone(), reason: format!("{reason} ({context})") };
+        let fail = |reason: &str| unusable(&self.path, &format!("{reason} ({context})"));
         let hex = value.strip_prefix(MARK).ok_or_else(|| fail("a stored option is not encrypted"))?;
         let mut bytes = decode_hex(hex).ok_or_else(|| fail("a stored option is damaged"))?;
         if bytes.len() < NONCE_LEN {
