@@ -16,7 +16,7 @@ use cavern_conf::backoff::{Backoff, Jitter, Profile};
 use cavern_proto::master::{TaskState, TaskStatus};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +28,8 @@ use crate::error::WorkError;
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// Longest pause after failures, unless a task says otherwise, or rests longer anyway.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How often it is said how far something is that somebody waits for.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// Characters of an error that are kept.
 const ERROR_MAX: usize = 1000;
 
@@ -177,7 +179,8 @@ impl TaskList {
         state: S,
         step: impl for<'a> FnMut(&'a mut S) -> BoxFuture<'a, Result<Next, WorkError>> + Send + 'static,
     ) {
-        let listed = Arc::new(ListedTask::new(task.name.clone()));
+        let progress = TaskProgress { state: TaskState::Idle, ..TaskProgress::default() };
+        let listed = Arc::new(ListedTask { name: task.name.clone(), progress: Mutex::new(progress) });
         self.0.lock().push(listed.clone());
         let (list, stop) = (self.clone(), group.stop.clone());
         group.tracker.spawn(async move {
@@ -189,6 +192,14 @@ impl TaskList {
     /// How they fare.
     pub fn statuses(&self) -> Vec<TaskStatus> {
         self.0.lock().iter().map(|listed| listed.status()).collect()
+    }
+}
+
+/// Says every so often how far something is. Where nobody takes it any more the work is given up, too.
+pub async fn report<T>(answers: &mpsc::Sender<Result<T, WorkError>>, shown: impl Fn() -> T) {
+    loop {
+        tokio::time::sleep(REPORT_INTERVAL).await;
+        let _gone = answers.send(Ok(shown())).await;
     }
 }
 
@@ -204,7 +215,7 @@ async fn run<S>(
         pace.wait(pace.period).await;
     }
     loop {
-        listed.begins();
+        listed.progress.lock().state = TaskState::Running;
         let began = Instant::now();
         let result = step(&mut state).await;
         let took = began.elapsed();
@@ -260,14 +271,6 @@ impl TaskProgress {
 }
 
 impl ListedTask {
-    fn new(name: Cow<'static, str>) -> Self {
-        Self { name, progress: Mutex::new(TaskProgress { state: TaskState::Idle, ..TaskProgress::default() }) }
-    }
-
-    fn begins(&self) {
-        self.progress.lock().state = TaskState::Running;
-    }
-
     /// A step has ended, and the task rests before the next.
     fn ended(&self, took: Duration, rest: Duration, error: Option<&WorkError>) {
         let now = Instant::now();

@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use self::load::Loader;
 use self::running::RunningJob;
-use crate::background::TaskGroup;
+use crate::background::{TaskGroup, report};
 use crate::error::WorkError;
 use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
@@ -35,8 +35,6 @@ use crate::workers::calls::BlockFiller;
 const JOBS_MAX: usize = 16;
 /// Lists that are loaded, or looked at, at a time.
 const LISTS_MAX: usize = 64;
-/// How often it is said how far one is.
-const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// How often progress goes into the log.
 const SAVE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -163,18 +161,11 @@ impl Jobs {
         // Blocks that are under way when nobody watches any more are loaded nevertheless.
         let stop = &self.tasks.stop;
         let list = Arc::new(RunningJob::new(list, stop.child_token()));
-        let report = async {
-            loop {
-                tokio::time::sleep(REPORT_INTERVAL).await;
-                // Where nobody takes it any more the work is given up, too.
-                let _gone = answers.send(Ok(list.snapshot())).await;
-            }
-        };
         tokio::select! {
             biased;
             () = stop.cancelled() => Err(WorkError::stopping()),
             ended = self.loader.run_list(&list, paths) => ended.map(|()| list.end(clock.now_ns())),
-            () = report => Ok(list.snapshot()),
+            () = report(answers, || list.snapshot()) => Ok(list.snapshot()),
         }
     }
 

@@ -42,17 +42,8 @@ pub struct Loader {
 
 /// A job as it is at the beginning of its walk.
 pub fn begun_anew(job: Job) -> Job {
-    Job {
-        files_total: 0,
-        bytes_total: 0,
-        walked: false,
-        files_done: 0,
-        bytes_done: 0,
-        bytes_fetched: 0,
-        errors: 0,
-        last_error: String::new(),
-        ..job
-    }
+    let Job { id, kind, path, state, started_ns, retry_of, .. } = job;
+    Job { id, kind, path, state, started_ns, retry_of, ..Job::default() }
 }
 
 impl Loader {
@@ -117,13 +108,13 @@ impl Loader {
         if attr.kind() != Kind::Directory {
             return self.load_file(batches, entry).await;
         }
-        let policy = if batches.kind() == JobKind::Check { ListPolicy::Known } else { ListPolicy::Fresh };
+        let policy = if batches.job.kind == JobKind::Check { ListPolicy::Known } else { ListPolicy::Fresh };
         let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, policy, true);
         while let Some(visited) = walk.next().await {
             match visited {
                 Ok((inode, _)) => self.load_directory(batches, inode).await?,
                 Err((_, error)) if error.is_of_master() => return Err(error),
-                Err((_, error)) => batches.failed(&error.to_string()),
+                Err((_, error)) => batches.job.failed(&error.to_string()),
             }
         }
         Ok(())

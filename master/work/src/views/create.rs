@@ -14,7 +14,6 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::host;
@@ -30,13 +29,12 @@ use super::image::write_view;
 use super::object::begin_upload;
 use super::tree::{PAGES_AHEAD, ReadEnd, TreeReader, TreeSource};
 use super::{MakingProgress, ViewMaker, check_view_name};
+use crate::background::report;
 use crate::error::WorkError;
 use crate::listing::walk::{ListPolicy, Walk};
 use crate::mounts::OpenMount;
 use crate::namespace::components;
 
-/// How often it is said how far it is.
-const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// How often what was found to be unlisted is listed.
 const ROUNDS: usize = 5;
 
@@ -59,17 +57,9 @@ impl ViewMaker {
             let progress = progress.clone();
             async move { Box::pin(views.make(request, &progress, &gone)).await }
         };
-        let report = async {
-            loop {
-                tokio::time::sleep(REPORT_INTERVAL).await;
-                // Where nobody takes it any more the work is given up, too.
-                let shown = progress.lock().clone();
-                let _gone = answers.send(Ok(shown)).await;
-            }
-        };
         tokio::select! {
             made = self.to_the_end(making) => made,
-            () = report => Err(WorkError::stopping()),
+            () = report(answers, || progress.lock().clone()) => Err(WorkError::stopping()),
         }
     }
 

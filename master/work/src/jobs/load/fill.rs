@@ -86,7 +86,7 @@ impl Block {
 /// Collects blocks into requests, worker by worker.
 pub struct Batches {
     loader: Loader,
-    job: Arc<RunningJob>,
+    pub job: Arc<RunningJob>,
     waiting: HashMap<u64, Vec<Block>>,
     tasks: TaskTracker,
 }
@@ -96,18 +96,9 @@ impl Batches {
         Self { loader, job, waiting: HashMap::new(), tasks: TaskTracker::new() }
     }
 
-    /// What is done with files.
-    pub fn kind(&self) -> JobKind {
-        self.job.kind
-    }
-
-    pub fn failed(&self, error: &str) {
-        self.job.failed(error);
-    }
-
     /// Has a file filled, or looked at.
     pub async fn add(&mut self, mount: &Arc<OpenMount>, file: File) -> Result<(), WorkError> {
-        if self.kind() == JobKind::LoadMetadata {
+        if self.job.kind == JobKind::LoadMetadata {
             self.job.add_file(0);
             self.job.file_done();
             return Ok(());
@@ -127,7 +118,7 @@ impl Batches {
         };
         let placement = self.loader.filler.placement()?;
         // Readers ask the first replica.
-        let replicas = if self.kind() == JobKind::Check { 1 } else { mount.mount.replicas.max(1) as usize };
+        let replicas = if self.job.kind == JobKind::Check { 1 } else { mount.mount.replicas.max(1) as usize };
         let placed = placement.candidates(content, 0, replicas).iter().count();
         if placed == 0 {
             self.job.failed(NO_WORKER);
