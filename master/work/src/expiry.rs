@@ -22,7 +22,7 @@ use cavern_state::Outcome;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
-use self::walk::{Due, Walk};
+use self::walk::Walk;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
 use crate::error::WorkError;
 use crate::metrics::ExpiryMetrics;
@@ -102,12 +102,10 @@ impl Expiry {
                 continue;
             }
             let began = Instant::now();
-            let (oldest_ns, failed) = match self.sweep(*directory, &rules).await {
-                Ok(oldest_ns) => (oldest_ns, None),
-                // There may be anything.
-                Err(error) => (0, Some(error)),
-            };
-            failure = failure.or(failed);
+            let swept = self.sweep(*directory, &rules).await;
+            // Where that has failed there may be anything.
+            let oldest_ns = swept.as_ref().copied().unwrap_or(0);
+            failure = failure.or(swept.err());
             self.governed.insert(*directory, RuleState { began, arrivals, oldest_ns });
         }
         self.last = rules;
@@ -128,7 +126,7 @@ impl Expiry {
             let due;
             (walk, due) = step.await?;
             for together in due.chunks(TOGETHER) {
-                let proposed = self.proposer.propose_all(together.iter().map(Due::command));
+                let proposed = self.proposer.propose_all(together.iter().map(|due| due.command.clone()));
                 for (outcome, due) in proposed.await?.into_iter().zip(together) {
                     let (is_done, done) = match &outcome {
                         Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &self.metrics.freed),

@@ -24,13 +24,7 @@ use crate::error::WorkError;
 pub(super) struct Due {
     pub inode: u64,
     changed_ns: i64,
-    command: Command,
-}
-
-impl Due {
-    pub fn command(&self) -> Command {
-        self.command.clone()
-    }
+    pub command: Command,
 }
 
 /// A walk through the files that one rule governs.

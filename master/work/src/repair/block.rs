@@ -8,7 +8,6 @@
 
 use std::time::Duration;
 
-use cavern_consensus::ConsensusError;
 use cavern_proto::data::{BlockRef, CopyRequest};
 use cavern_proto::master::{Extent, FreeFate};
 use cavern_proto::record::{BlockOf, GiveUpReplicas, JoinReplica, SettleReplica};
@@ -17,6 +16,7 @@ use cavern_state::outcome::{FreeContent, Verdict};
 
 use super::Repair;
 use super::plan::{Copy, Step};
+use crate::error::WorkError;
 
 /// For a copy. Writers wait so long, and have `client.read_timeout`.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl Repair {
             Step::Shed { inode, index, worker, others } => {
                 let blocks = vec![BlockOf { inode: *inode, index: *index }];
                 let given_up = GiveUpReplicas { worker_id: *worker, blocks, others: others.clone() };
-                self.propose(given_up).await.map_err(Problem::into_reason)
+                self.propose(given_up).await.map_err(|error| error.to_string())
             }
         }
     }
@@ -45,8 +45,8 @@ impl Repair {
         match self.propose(join).await {
             Ok(()) => {}
             // Things have changed since they were looked at: they are looked at again.
-            Err(Problem::Refused(_)) => return Ok(()),
-            Err(Problem::Failed(error)) => return Err(error),
+            Err(WorkError::Refused(_)) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
         }
         let acknowledged = watch.wait_all_acknowledged(copy.mount_id, watch.seq()).await;
         let copied =
@@ -72,9 +72,8 @@ impl Repair {
         let settle = SettleReplica { inode, extent: Some(extent.clone()), joined, keep };
         match self.propose(settle).await {
             // It has been given up already.
-            Err(Problem::Refused(_)) if !joined => Ok(()),
-            Ok(()) => Ok(()),
-            Err(Problem::Refused(reason) | Problem::Failed(reason)) => Err(reason),
+            Err(WorkError::Refused(_)) if !joined => Ok(()),
+            settled => settled.map_err(|error| error.to_string()),
         }
     }
 
@@ -88,28 +87,8 @@ impl Repair {
         }
     }
 
-    pub(super) async fn propose(&self, command: impl TypedCommand<Outcome = Verdict>) -> Result<(), Problem> {
-        self.proposer.propose(command).await?.map_err(Problem::Refused)
-    }
-}
-
-/// Why a command did not do what it should.
-pub(super) enum Problem {
-    /// The state does not allow it.
-    Refused(String),
-    Failed(String),
-}
-
-impl Problem {
-    pub(super) fn into_reason(self) -> String {
-        match self {
-            Self::Refused(reason) | Self::Failed(reason) => reason,
-        }
-    }
-}
-
-impl From<ConsensusError> for Problem {
-    fn from(error: ConsensusError) -> Self {
-        Self::Failed(error.to_string())
+    /// [`WorkError::Refused`] is what the state does not allow.
+    pub(super) async fn propose(&self, command: impl TypedCommand<Outcome = Verdict>) -> Result<(), WorkError> {
+        self.proposer.propose(command).await?.map_err(WorkError::Refused)
     }
 }

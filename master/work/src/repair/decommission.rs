@@ -19,7 +19,6 @@ use cavern_state::{FileBlock, Tables};
 use prost::Message as _;
 
 use super::availability::AvailabilityMap;
-use super::block::Problem;
 use super::unavailable::is_in_bucket;
 use super::{PAGE, Repair, describe};
 use crate::error::WorkError;
@@ -47,8 +46,8 @@ impl Repair {
         self.known(worker_id).await?;
         match self.propose(DrainWorker { worker_id, draining }).await {
             Ok(()) => self.blocks_of(worker_id).await,
-            Err(Problem::Refused(reason)) => Err(WorkError::Refused(reason)),
-            Err(Problem::Failed(reason)) => Err(WorkError::unavailable(reason)),
+            Err(WorkError::Consensus(error)) => Err(WorkError::unavailable(error.to_string())),
+            Err(refused) => Err(refused),
         }
     }
 
@@ -177,7 +176,7 @@ impl Repair {
         {
             let blocks = page.elsewhere.iter().map(|(inode, index)| BlockOf { inode: *inode, index: *index }).collect();
             let given_up = GiveUpReplicas { worker_id, blocks, others: others.clone() };
-            self.propose(given_up).await.map_err(Problem::into_reason)?;
+            self.propose(given_up).await.map_err(|error| error.to_string())?;
             for inode in page.in_bucket {
                 self.drop_lost(inode).await?;
             }
