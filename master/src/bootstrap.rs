@@ -144,6 +144,13 @@ impl Bootstrap {
         self.take(Identity { cluster_id, node_id, founds: None }, Some(secret_key.to_vec())).await
     }
 
+    /// Keeps the place of the one that begins a new cluster with these masters.
+    async fn found(&self, cluster_id: String, masters: &[String]) -> Result<Identity, MasterError> {
+        let place = Identity { cluster_id, node_id: FIRST_NODE, founds: Some(masters.to_vec()) };
+        self.take(place.clone(), None).await?;
+        Ok(place)
+    }
+
     /// Keeps a place, with the key of the cluster's secrets where that comes from elsewhere.
     async fn take(&self, place: Identity, key: Option<Vec<u8>>) -> Result<(), MasterError> {
         let (database, keys, kept) = (self.database.clone(), self.keys.clone(), place.clone());
@@ -166,12 +173,7 @@ impl Bootstrap {
         let known = self.place.borrow().clone();
         let place = match known {
             Some(place) => place,
-            None if masters == [self.address.as_str()] => {
-                let founds = Some(vec![self.address.clone()]);
-                let alone = Identity { cluster_id: new_cluster_id, node_id: FIRST_NODE, founds };
-                self.take(alone.clone(), None).await?;
-                alone
-            }
+            None if masters == [self.address.as_str()] => self.found(new_cluster_id, masters).await?,
             None => self.wait_for_place(masters, new_cluster_id).await?,
         };
         // Later the members are those of the log.
@@ -213,10 +215,7 @@ impl Bootstrap {
                 .collect();
             let all_empty = silent.is_empty() && looks.iter().flatten().all(|group| group.cluster_id.is_empty());
             if is_first && all_empty {
-                let founds = Some(masters.to_vec());
-                let place = Identity { cluster_id: new_cluster_id, node_id: FIRST_NODE, founds };
-                self.take(place.clone(), None).await?;
-                return Ok(place);
+                return self.found(new_cluster_id, masters).await;
             }
             if reported.is_none_or(|at| at.elapsed() >= REPORT_PERIOD) {
                 let waits_for = match (found, is_first) {
@@ -267,14 +266,7 @@ impl Bootstrap {
         let key = blocking(move || Ok(SecretSealer::key_in_use(&keys)?)).await?;
         let request = JoinRequest { cluster_id: cluster_id.to_owned(), node_id, secret_key: key.into() };
         let mut calls = self.connector.calls(address)?;
-        match tokio::time::timeout(LOOK_TIMEOUT, calls.join(request)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
-                Err(WorkError::Refused(status.message().to_owned()).into())
-            }
-            Ok(Err(status)) => Err(unreachable(address, innermost(&status))),
-            Err(_elapsed) => Err(unreachable(address, "it does not answer".to_owned())),
-        }
+        answered(address, calls.join(request)).await.map(drop)
     }
 }
 
@@ -282,8 +274,20 @@ fn starting() -> MasterError {
     WorkError::unavailable("this master is starting".to_owned()).into()
 }
 
-fn unreachable(address: &str, cause: String) -> MasterError {
-    MasterError::Unreachable { address: address.to_owned(), cause }
+/// What another master answers.
+async fn answered<T>(
+    address: &str,
+    call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, MasterError> {
+    let unreachable = |cause| Err(MasterError::Unreachable { address: address.to_owned(), cause });
+    match tokio::time::timeout(LOOK_TIMEOUT, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
+            Err(WorkError::Refused(status.message().to_owned()).into())
+        }
+        Ok(Err(status)) => unreachable(innermost(&status)),
+        Err(_elapsed) => unreachable("it does not answer".to_owned()),
+    }
 }
 
 /// The group as a master sees it, with what this program knows.
@@ -299,9 +303,5 @@ pub fn described(consensus: &Consensus) -> Group {
 /// What the master at an address says of its group.
 pub async fn ask_group(connector: &PeerConnector, address: &str) -> Result<Group, MasterError> {
     let mut calls = connector.calls(address)?;
-    match tokio::time::timeout(LOOK_TIMEOUT, calls.get_group(GetGroupRequest {})).await {
-        Ok(Ok(group)) => Ok(group.into_inner()),
-        Ok(Err(status)) => Err(unreachable(address, innermost(&status))),
-        Err(_elapsed) => Err(unreachable(address, "it does not answer".to_owned())),
-    }
+    answered(address, calls.get_group(GetGroupRequest {})).await
 }

@@ -35,6 +35,7 @@ const LATE: Duration = Duration::from_secs(1);
 const PREFIX: usize = 5;
 
 /// The body of a call, with its messages bounded.
+#[derive(Default)]
 pub(super) struct Messages {
     body: Body,
     /// Bytes of the longest message that is taken.
@@ -60,19 +61,7 @@ pub(super) struct Messages {
 impl Messages {
     /// `most`: bytes of the longest message. `tenant`: the client that sends them.
     pub(super) fn new(body: Body, most: usize, tenant: Option<&Arc<Tenant>>) -> Self {
-        Self {
-            body,
-            most,
-            room: tenant.map(|tenant| PollSemaphore::new(tenant.messages.clone())),
-            prefix: [0; PREFIX],
-            prefix_length: 0,
-            length: 0,
-            left: 0,
-            held: None,
-            waiting: None,
-            room_patience: None,
-            patience: None,
-        }
+        Self { body, most, room: tenant.map(|tenant| PollSemaphore::new(tenant.messages.clone())), ..Self::default() }
     }
 
     /// Follows where messages begin and end. Gives the bytes up to the end of the last that is complete; 0 for none.

@@ -254,12 +254,10 @@ impl Namespace for Services {
 
     async fn check_open_refs(&self, request: Request<CheckOpenRefsRequest>) -> Answer<CheckOpenRefsReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        limits::count_more(
-            &request,
-            (request.get_ref().open.len() + request.get_ref().referenced.len()).min(OPEN_REFS_MAX),
-        );
+        let count = request.get_ref().open.len() + request.get_ref().referenced.len();
+        limits::count_more(&request, count.min(OPEN_REFS_MAX));
         let mut request = request.into_inner();
-        check_count(request.open.len() + request.referenced.len(), "inodes", OPEN_REFS_MAX)?;
+        check_count(count, "inodes", OPEN_REFS_MAX)?;
         let asked: Vec<u64> = request.open.iter().chain(&request.referenced).copied().collect();
         let hidden = lookups.hidden(&asked).await.or_status()?;
         request.open.retain(|inode| !hidden.contains(inode));
@@ -273,12 +271,10 @@ impl Namespace for Services {
 
     async fn restore_watches(&self, request: Request<RestoreWatchesRequest>) -> Answer<RestoreWatchesReply> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        limits::count_more(
-            &request,
-            (request.get_ref().directories.len() + request.get_ref().inodes.len()).min(OPEN_REFS_MAX),
-        );
+        let count = request.get_ref().directories.len() + request.get_ref().inodes.len();
+        limits::count_more(&request, count.min(OPEN_REFS_MAX));
         let RestoreWatchesRequest { session, mut directories, mut inodes, complete } = request.into_inner();
-        check_count(directories.len() + inodes.len(), "places", OPEN_REFS_MAX)?;
+        check_count(count, "places", OPEN_REFS_MAX)?;
         for places in [&mut directories, &mut inodes] {
             let hidden = lookups.hidden(places).await.or_status()?;
             places.retain(|inode| !hidden.contains(inode));
