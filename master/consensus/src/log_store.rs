@@ -32,7 +32,7 @@ use rocksdb::{Direction, IteratorMode};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 pub use self::carry_over::carry_over;
-pub use self::size::LogSize;
+pub use self::size::{LogSize, index_of};
 use self::tail::Tail;
 use self::writer::{Done, LogChange, Write, write_loop};
 use super::position::read_position;

@@ -21,7 +21,7 @@ use cavern_state::{CurrentDatabase, Database, Family, Lock, Resources, current};
 use rocksdb::IteratorMode;
 
 use crate::error::{ConsensusError, Result};
-use crate::log_store::purged;
+use crate::log_store::{index_of, purged};
 use crate::position::read_position;
 
 const MARK: &str = "high-water";
@@ -96,8 +96,7 @@ fn last_entry(database: &Database) -> Result<u64> {
 /// Index of the first or last entry of the log.
 fn log_entry(database: &Database, which: IteratorMode<'_>) -> Result<Option<u64>> {
     let entry = database.raw().iterator_cf(database.family(Family::RaftLog), which).next().transpose()?;
-    let damaged = |_| ConsensusError::corrupt("the key of a log entry".to_owned());
-    entry.map(|(key, _)| key.as_ref().try_into().map(u64::from_be_bytes).map_err(damaged)).transpose()
+    entry.map(|(key, _)| index_of(&key)).transpose()
 }
 
 /// The manifest that a database uses now; it only grows.

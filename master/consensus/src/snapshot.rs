@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_conf::Failpoint;
-use cavern_state::current::link_files;
+use cavern_state::current::{link_files, remove_dir};
 use cavern_state::{CurrentDatabase, Database};
 use openraft::RaftSnapshotBuilder;
 use parking_lot::Mutex;
@@ -96,7 +96,7 @@ impl Snapshots {
 
     /// What came from another master is taken in, or of no use.
     pub fn forget_incoming(&self) -> Result {
-        remove_dir(&self.incoming())
+        Ok(remove_dir(&self.incoming())?)
     }
 
     /// Keeps a copy (hard links) of a received checkpoint as the current snapshot.
@@ -160,13 +160,6 @@ fn name(meta: &Meta) -> String {
 fn read_dir(directory: &Path) -> Result<Vec<PathBuf>> {
     let read = || fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>();
     read().map_err(ConsensusError::io(directory))
-}
-
-fn remove_dir(directory: &Path) -> Result {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ConsensusError::io(directory)(error)),
-        _ => Ok(()),
-    }
 }
 
 /// Makes snapshots in the background.

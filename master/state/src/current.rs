@@ -137,7 +137,8 @@ fn remove_others(data_dir: &Path, current: &Path) -> Result {
     Ok(())
 }
 
-fn remove_dir(directory: &Path) -> Result {
+/// Removes a directory with all that is in it, if it is there.
+pub fn remove_dir(directory: &Path) -> Result {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(StateError::io(directory)(error)),
         _ => Ok(()),

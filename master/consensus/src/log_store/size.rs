@@ -29,11 +29,8 @@ impl SizeSample {
         [MARK_PREFIX, &self.index.to_be_bytes()].concat()
     }
 
-    fn value(self) -> [u8; 16] {
-        let mut value = [0; 16];
-        value[..8].copy_from_slice(&self.bytes.to_be_bytes());
-        value[8..].copy_from_slice(&self.at_ns.to_be_bytes());
-        value
+    fn value(self) -> Vec<u8> {
+        [self.bytes.to_be_bytes(), self.at_ns.to_be_bytes()].concat()
     }
 
     /// `None` for the end of the marks, or for what is none.
@@ -172,7 +169,7 @@ impl LogSize {
     }
 }
 
-fn index_of(key: &[u8]) -> Result<u64> {
+pub fn index_of(key: &[u8]) -> Result<u64> {
     let index = key.try_into().map(u64::from_be_bytes);
     index.map_err(|_| ConsensusError::corrupt("the key of a log entry".to_owned()))
 }

@@ -10,9 +10,10 @@ use std::path::PathBuf;
 
 use cavern_proto::raft::{SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotTransfer};
 use cavern_state::Database;
+use cavern_state::current::remove_dir;
 use prost::Message;
 
-use super::{Snapshots, remove_dir};
+use super::Snapshots;
 use crate::error::{ConsensusError, Result};
 use crate::position::read_position;
 use crate::types::{Checkpoint, Meta, from_json};
