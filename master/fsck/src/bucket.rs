@@ -7,12 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cavern_proto::NAME_MAX;
 use cavern_proto::master::{Finding, FindingKind, Kind};
 use cavern_proto::reserved::is_reserved;
 use cavern_state::records::is_directory;
 use cavern_state::{Tables, schema};
-use cavern_ufs::{ListMode, UfsError};
+use cavern_ufs::{ListMode, UfsError, is_name};
 use cavern_work::WorkError;
 use cavern_work::mounts::OpenMount;
 use cavern_work::persist::plan;
@@ -122,8 +121,7 @@ fn has_place(tables: Tables<'_>, open: &OpenMount, key: &str) -> Result<bool, Wo
     let Some(path) = key.strip_prefix(open.ufs.prefix()) else { return Ok(true) };
     let is_own = is_reserved(path.as_bytes());
     let path = path.strip_suffix('/').unwrap_or(path);
-    let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.contains('\0');
-    if is_own || !path.split('/').all(is_name) {
+    if is_own || !path.split('/').all(|name| is_name(name.as_bytes())) {
         return Ok(true);
     }
     let mut at = open.mount.root_inode;
