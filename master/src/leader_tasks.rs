@@ -37,7 +37,9 @@ impl LeaderTasks {
     pub async fn begin(&self, database: &Arc<Database>, metrics: &MasterMetrics) -> Result<(), MasterError> {
         let Self { services, background } = self;
         begin_history(services).await?;
-        leave_out_inodes(services).await?;
+        // The inodes of this term have numbers that no other term has given, though this master may have been restored
+        // from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
+        services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
         services.jobs.resume().await?;
         let list = &services.background;
         services.persistence.start(list);
@@ -88,13 +90,6 @@ async fn begin_history(services: &Services) -> Result<(), MasterError> {
     let generations = 1 + u32::from_le_bytes(random()?) % most;
     let begin = BeginHistory { id: u64::from_le_bytes(random()?).max(1), after, generations };
     services.proposer.propose(Command::BeginHistory(begin)).await?;
-    Ok(())
-}
-
-/// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
-/// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
-async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
-    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
     Ok(())
 }
 

@@ -40,10 +40,8 @@ impl RaftService {
     }
 
     fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
-        self.bootstrap
-            .consensus
-            .get()
-            .ok_or_else(|| WorkError::unavailable("this master has no place in a cluster yet".into()).into())
+        let consensus = self.bootstrap.consensus.get();
+        consensus.ok_or_else(|| WorkError::unavailable("this master has no place in a cluster yet".into()).into())
     }
 
     async fn add(&self, address: &str) -> Result<Group, MasterError> {

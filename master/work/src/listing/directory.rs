@@ -233,14 +233,12 @@ impl Listings {
     ) -> Result<(diff::Step, Window), WorkError> {
         // Names that are checked meanwhile wait for the step to be over: they need its lock.
         let newer = flight.checked_names();
-        self.0
-            .reader
-            .read(move |tables| {
-                let is_newer = |name: &[u8]| newer.contains(name);
-                let step = diff::step(tables, inode, &mut window, cursor, &is_newer, &diff::is_same_version)?;
-                Ok((step, window))
-            })
-            .await
+        let read = self.0.reader.read(move |tables| {
+            let is_newer = |name: &[u8]| newer.contains(name);
+            let step = diff::step(tables, inode, &mut window, cursor, &is_newer, &diff::is_same_version)?;
+            Ok((step, window))
+        });
+        read.await
     }
 
     /// Has a directory of which the bucket had nothing looked at in its parent, which takes it out: an object may have

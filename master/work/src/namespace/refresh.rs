@@ -110,17 +110,15 @@ impl Lookups {
         progress.changed += counts.changed;
         progress.removed += counts.removed;
         progress.hidden += counts.hidden;
-        progress.entries += self
-            .reader
-            .read(move |tables| {
-                let mut entries = 0;
-                tables.scan::<()>(inode, None, |_, _| {
-                    entries += 1;
-                    Ok(ControlFlow::Continue(()))
-                })?;
-                Ok(entries)
-            })
-            .await?;
+        let read = self.reader.read(move |tables| {
+            let mut entries = 0;
+            tables.scan::<()>(inode, None, |_, _| {
+                entries += 1;
+                Ok(ControlFlow::Continue(()))
+            })?;
+            Ok(entries)
+        });
+        progress.entries += read.await?;
         Ok(())
     }
 }

@@ -239,9 +239,8 @@ impl Persistence {
             Err(unfit) => Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, unfit)),
             Ok(Step::None) => Ok(PersistOutcome::Done),
             Ok(Step::Propagate) => {
-                self.proposer
-                    .propose(Command::PropagateIntent(PropagateIntent { inode, limit: PROPAGATED_MAX }))
-                    .await?;
+                let propagate = PropagateIntent { inode, limit: PROPAGATED_MAX };
+                self.proposer.propose(Command::PropagateIntent(propagate)).await?;
                 Failpoint::RenamePropagated.pass();
                 Ok(PersistOutcome::Again)
             }

@@ -206,11 +206,8 @@ pub fn keys(
         // Cut off from the root: a mount that is on its way out.
         let Some(directory) = last.as_ref().and_then(|(_, directory)| directory.as_ref()) else { continue };
         let shown = || {
-            format!(
-                "{}/{}",
-                directory.path.iter().map(|name| name.escape_ascii().to_string()).collect::<Vec<_>>().join("/"),
-                name.escape_ascii()
-            )
+            let above: Vec<String> = directory.path.iter().map(|name| name.escape_ascii().to_string()).collect();
+            format!("{}/{}", above.join("/"), name.escape_ascii())
         };
         let (Some(mut key), Ok(name)) = (directory.key_prefix(prefix), std::str::from_utf8(&name)) else {
             return Ok(Err(format!("{}: the name is not UTF-8, so no key can be made of it: rename it", shown())));

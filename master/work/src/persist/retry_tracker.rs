@@ -154,11 +154,8 @@ impl RetryTracker {
     /// Why an item failed last, and when; `None` for one that did not.
     pub(super) fn error(&self, item: &Item) -> Option<(Instant, String)> {
         let state = self.0.lock();
-        state
-            .failures
-            .get(item)
-            .filter(|failure| !failure.error.is_empty())
-            .map(|failure| (failure.at, failure.error.clone()))
+        let failure = state.failures.get(item).filter(|failure| !failure.error.is_empty())?;
+        Some((failure.at, failure.error.clone()))
     }
 
     /// Why a bucket failed last, and when; `None` while it works.

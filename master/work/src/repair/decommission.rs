@@ -57,18 +57,12 @@ impl Repair {
     /// [`WorkError::NotFound`] for a worker that is none.
     pub async fn blocks_of(&self, worker_id: u64) -> Result<WorkerBlocks, WorkError> {
         let draining = self.known(worker_id).await?;
-        let (blocks, most) = self
-            .reader
-            .read(move |tables| {
-                let mounts = tables.mounts()?;
-                let most = mounts
-                    .iter()
-                    .filter(|mount| mount.write_type() == WriteType::FsMode)
-                    .map(|mount| mount.replicas)
-                    .max();
-                Ok((tables.count_replicas_at(worker_id)?, most.unwrap_or(1)))
-            })
-            .await?;
+        let read = self.reader.read(move |tables| {
+            let mounts = tables.mounts()?.into_iter().filter(|mount| mount.write_type() == WriteType::FsMode);
+            let most = mounts.map(|mount| mount.replicas).max();
+            Ok((tables.count_replicas_at(worker_id)?, most.unwrap_or(1)))
+        });
+        let (blocks, most) = read.await?;
         let stuck = if draining && blocks > 0 { self.why_stuck(most)? } else { String::new() };
         Ok(WorkerBlocks { blocks, draining, stuck })
     }

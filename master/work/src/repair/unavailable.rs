@@ -82,16 +82,15 @@ impl Repair {
     /// Which blocks of a file are at workers only that are away, and what its bucket has is something else.
     pub async fn unavailable_blocks(&self, inode: u64) -> Result<Vec<Extent>, WorkError> {
         let availability = self.availability()?;
-        self.reader
-            .read(move |tables| {
-                if is_in_bucket(tables, inode)? {
-                    return Ok(Vec::new());
-                }
-                let mut extents = tables.extents(inode, 0)?;
-                extents.retain(|extent| !extent.workers.iter().any(|worker| availability.is_there(*worker)));
-                Ok(extents)
-            })
-            .await
+        let read = self.reader.read(move |tables| {
+            if is_in_bucket(tables, inode)? {
+                return Ok(Vec::new());
+            }
+            let mut extents = tables.extents(inode, 0)?;
+            extents.retain(|extent| !extent.workers.iter().any(|worker| availability.is_there(*worker)));
+            Ok(extents)
+        });
+        read.await
     }
 }
 
