@@ -91,33 +91,34 @@ pub(super) enum ClaimBegin {
 }
 
 impl DirectoryDelegations {
+    /// Changes what is held, and with it how much that is.
+    fn change<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
+        let mut held = self.held.lock();
+        let changed = change(&mut held);
+        self.count.store(held.len(), Ordering::Release);
+        changed
+    }
+
     /// The delegations are these, and no others.
     pub(super) fn replace(&self, delegations: Vec<DirectoryDelegation>) {
-        let mut held = self.held.lock();
-        held.holders = delegations.into_iter().map(|held| (held.directory, held)).collect();
-        self.moment.fetch_add(1, Ordering::AcqRel);
-        self.count.store(held.len(), Ordering::Release);
-        drop(held);
+        self.change(|held| {
+            held.holders = delegations.into_iter().map(|held| (held.directory, held)).collect();
+            self.moment.fetch_add(1, Ordering::AcqRel);
+        });
         self.give_back.notify_waiters();
     }
 
     /// Nothing of what was claimed is under way: another term has begun.
     pub(super) fn forget_claims(&self) {
-        let mut held = self.held.lock();
-        held.claims.clear();
-        self.count.store(held.len(), Ordering::Release);
-        drop(held);
+        self.change(|held| held.claims.clear());
         self.give_back.notify_waiters();
     }
 
     /// A session is over, and waits for nothing any more. On what is on its way to the log the state decides.
     pub(super) fn stop_waiting(&self, session: u64) {
-        if self.is_empty() {
-            return;
+        if !self.is_empty() {
+            self.change(|held| held.claims.retain(|_, claim| claim.session != session || !claim.waits()));
         }
-        let mut held = self.held.lock();
-        held.claims.retain(|_, claim| claim.session != session || !claim.waits());
-        self.count.store(held.len(), Ordering::Release);
     }
 
     /// Before the tables show what these changes make.
@@ -126,28 +127,25 @@ impl DirectoryDelegations {
             DelegationChange::Granted(held) => Some((held.directory, *held)),
             DelegationChange::Returned(_) | DelegationChange::Decided(_) | DelegationChange::Announced(_) => None,
         });
-        let mut held = self.held.lock();
-        held.holders.extend(granted);
-        self.count.store(held.len(), Ordering::Release);
+        self.change(|held| held.holders.extend(granted));
     }
 
     /// When the tables show it.
     pub(super) fn give_back(&self, changes: &[DelegationChange]) {
-        let mut held = self.held.lock();
         let (mut some, mut decided) = (false, false);
-        for change in changes {
-            match change {
-                DelegationChange::Returned(returned) => some |= held.holders.remove(&returned.directory).is_some(),
-                DelegationChange::Decided(directory) => decided |= held.claims.remove(directory).is_some(),
-                DelegationChange::Granted(_) | DelegationChange::Announced(_) => {}
+        self.change(|held| {
+            for change in changes {
+                match change {
+                    DelegationChange::Returned(returned) => some |= held.holders.remove(&returned.directory).is_some(),
+                    DelegationChange::Decided(directory) => decided |= held.claims.remove(directory).is_some(),
+                    DelegationChange::Granted(_) | DelegationChange::Announced(_) => {}
+                }
             }
-        }
-        if some {
-            // Before anybody finds that nobody holds them: what he has read may have come too early.
-            self.moment.fetch_add(1, Ordering::AcqRel);
-        }
-        self.count.store(held.len(), Ordering::Release);
-        drop(held);
+            if some {
+                // Before anybody finds that nobody holds them: what he has read may have come too early.
+                self.moment.fetch_add(1, Ordering::AcqRel);
+            }
+        });
         if some {
             Failpoint::DelegationReturned.pass();
         }
@@ -159,36 +157,35 @@ impl DirectoryDelegations {
     /// A session wants a directory: from now on whoever looks waits, until the state has decided, or the claim is given
     /// up ([`Self::postpone`], [`Self::give_up`]).
     pub(super) fn claim(&self, directory: u64, session: u64) -> ClaimBegin {
-        let mut held = self.held.lock();
-        if held.holders.get(&directory).is_some_and(|holder| holder.session != session) {
-            return ClaimBegin::Taken;
-        }
-        let begin = match held.claims.get(&directory) {
-            Some(Claim { stage: ClaimStage::Proposed, .. }) => return ClaimBegin::Taken,
-            Some(Claim { session: known, stage: ClaimStage::Announced(Some(seq)), .. }) if *known == session => {
-                ClaimBegin::Announced(*seq)
+        self.change(|held| {
+            if held.holders.get(&directory).is_some_and(|holder| holder.session != session) {
+                return ClaimBegin::Taken;
             }
-            _ => ClaimBegin::New,
-        };
-        if held.claims.len() >= CLAIMS_MAX {
-            held.make_room();
-        }
-        held.claims.insert(directory, Claim { session, stage: ClaimStage::Proposed, is_changed: false });
-        self.count.store(held.len(), Ordering::Release);
-        begin
+            let begin = match held.claims.get(&directory) {
+                Some(Claim { stage: ClaimStage::Proposed, .. }) => return ClaimBegin::Taken,
+                Some(Claim { session: known, stage: ClaimStage::Announced(Some(seq)), .. }) if *known == session => {
+                    ClaimBegin::Announced(*seq)
+                }
+                _ => ClaimBegin::New,
+            };
+            if held.claims.len() >= CLAIMS_MAX {
+                held.make_room();
+            }
+            held.claims.insert(directory, Claim { session, stage: ClaimStage::Proposed, is_changed: false });
+            begin
+        })
     }
 
     /// A claim waits until others have forgotten the directory, of which they were told by an event, or are about to be
     /// by the next announcement of its session; unless that is in vain by now.
     pub(super) fn postpone(&self, directory: u64, announced: Option<u64>) {
-        let mut held = self.held.lock();
-        if held.claims.get(&directory).is_some_and(|claim| claim.is_changed) {
-            held.claims.remove(&directory);
-        } else if let Some(claim) = held.claims.get_mut(&directory) {
-            claim.stage = ClaimStage::Announced(announced);
-        }
-        self.count.store(held.len(), Ordering::Release);
-        drop(held);
+        self.change(|held| {
+            if held.claims.get(&directory).is_some_and(|claim| claim.is_changed) {
+                held.claims.remove(&directory);
+            } else if let Some(claim) = held.claims.get_mut(&directory) {
+                claim.stage = ClaimStage::Announced(announced);
+            }
+        });
         self.give_back.notify_waiters();
     }
 
@@ -198,36 +195,36 @@ impl DirectoryDelegations {
     /// are told to forget by these changes the claim waits for the event: whoever lets go of that has forgotten what it
     /// knew before.
     pub(super) fn changed(&self, changes: &Changes) -> Vec<(u64, u64)> {
-        let mut decided = Vec::new();
         if changes.origin == 0 || self.is_empty() {
-            return decided;
+            return Vec::new();
         }
-        let mut held = self.held.lock();
-        if held.claims.is_empty() {
-            return decided;
-        }
-        let seen = changes.seen.iter().map(|(parent, _)| *parent);
-        for directory in changes.list.iter().flat_map(Change::inodes).chain(seen) {
-            let claim = held.claims.get_mut(&directory);
-            let Some(claim) = claim.filter(|claim| claim.session != changes.origin) else { continue };
-            if matches!(claim.stage, ClaimStage::Proposed) {
-                claim.is_changed = true;
-                decided.push((claim.session, directory));
-            } else {
-                held.claims.remove(&directory);
+        self.change(|held| {
+            let mut decided = Vec::new();
+            if held.claims.is_empty() {
+                return decided;
             }
-        }
-        let event = changes.numbered().last().map(|(seq, _)| seq);
-        for change in &changes.delegations {
-            if let DelegationChange::Announced(directory) = change
-                && let Some(claim) = held.claims.get_mut(directory).filter(|claim| claim.session == changes.origin)
-                && claim.waits()
-            {
-                claim.stage = ClaimStage::Announced(event);
+            let seen = changes.seen.iter().map(|(parent, _)| *parent);
+            for directory in changes.list.iter().flat_map(Change::inodes).chain(seen) {
+                let claim = held.claims.get_mut(&directory);
+                let Some(claim) = claim.filter(|claim| claim.session != changes.origin) else { continue };
+                if matches!(claim.stage, ClaimStage::Proposed) {
+                    claim.is_changed = true;
+                    decided.push((claim.session, directory));
+                } else {
+                    held.claims.remove(&directory);
+                }
             }
-        }
-        self.count.store(held.len(), Ordering::Release);
-        decided
+            let event = changes.numbered().last().map(|(seq, _)| seq);
+            for change in &changes.delegations {
+                if let DelegationChange::Announced(directory) = change
+                    && let Some(claim) = held.claims.get_mut(directory).filter(|claim| claim.session == changes.origin)
+                    && claim.waits()
+                {
+                    claim.stage = ClaimStage::Announced(event);
+                }
+            }
+            decided
+        })
     }
 
     /// Whether the state is about to decide on a claim of another session than this one.
@@ -238,12 +235,11 @@ impl DirectoryDelegations {
 
     /// The claim of a session comes to nothing.
     pub fn give_up(&self, directory: u64, session: u64) {
-        let mut held = self.held.lock();
-        if held.claims.get(&directory).is_some_and(|claim| claim.session == session) {
-            held.claims.remove(&directory);
-        }
-        self.count.store(held.len(), Ordering::Release);
-        drop(held);
+        self.change(|held| {
+            if held.claims.get(&directory).is_some_and(|claim| claim.session == session) {
+                held.claims.remove(&directory);
+            }
+        });
         self.give_back.notify_waiters();
     }
 
@@ -267,19 +263,19 @@ impl DirectoryDelegations {
         if self.is_empty() {
             return None;
         }
-        let mut held = self.held.lock();
-        let is_other = |holder: &u64| session == 0 || *holder != session;
-        let holder = held.holders.get(&directory).map(|held| held.session).filter(is_other);
-        let claim = held.claims.get(&directory).copied().filter(|claim| is_other(&claim.session));
-        match claim {
-            Some(Claim { session, stage: ClaimStage::Proposed, .. }) => holder.or(Some(session)),
-            Some(_) => {
-                held.claims.remove(&directory);
-                self.count.store(held.len(), Ordering::Release);
-                holder
+        self.change(|held| {
+            let is_other = |holder: &u64| session == 0 || *holder != session;
+            let holder = held.holders.get(&directory).map(|held| held.session).filter(is_other);
+            let claim = held.claims.get(&directory).copied().filter(|claim| is_other(&claim.session));
+            match claim {
+                Some(Claim { session, stage: ClaimStage::Proposed, .. }) => holder.or(Some(session)),
+                Some(_) => {
+                    held.claims.remove(&directory);
+                    holder
+                }
+                None => holder,
             }
-            None => holder,
-        }
+        })
     }
 
     /// Whether a session holds any.

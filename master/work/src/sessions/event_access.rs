@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{ClientRule, Mount};
 use cavern_security::Identity;
-use cavern_state::{Change, RulesChange};
+use cavern_state::RulesChange;
 use parking_lot::RwLock;
 
 /// Mounts that are not there for all clients. Those that have gone stay in it: sessions are told of that later.
@@ -46,12 +46,6 @@ impl VisibleMounts {
                 }
             }
         }
-    }
-
-    /// Whether a change may be told to whoever has opened a session.
-    pub(super) fn may_know(&self, change: &Change, owner: Option<&Identity>) -> bool {
-        let Change::Entry { mount_id, .. } = change else { return true };
-        self.may_see(*mount_id, owner)
     }
 
     /// Whether a mount is there for whoever has opened a session.

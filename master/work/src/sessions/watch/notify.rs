@@ -229,7 +229,8 @@ impl WatchHub {
 
     /// Whether a session may be told of a change, whatever it says that it has seen.
     pub(super) fn may_know(&self, state: &State, change: &Change, session: u64) -> bool {
-        self.changes.visible.may_know(change, state.owners.get(session))
+        let Change::Entry { mount_id, .. } = change else { return true };
+        self.may_see(state, *mount_id, session)
     }
 
     /// Asks a session to return a directory, or of all (0), with an event that has the number of the last one, as a
