@@ -11,10 +11,10 @@ use cavern_proto::master::{Finding, FindingKind, Kind};
 use cavern_proto::reserved::is_reserved;
 use cavern_state::records::is_directory;
 use cavern_state::{Tables, schema};
-use cavern_ufs::{ListMode, UfsError, is_name};
-use cavern_work::WorkError;
+use cavern_ufs::{ListMode, is_name};
 use cavern_work::mounts::OpenMount;
 use cavern_work::persist::plan;
+use cavern_work::{WorkError, if_there};
 use tokio::time::Instant;
 
 use super::namespace::will_be_written;
@@ -137,11 +137,8 @@ fn has_place(tables: Tables<'_>, open: &OpenMount, key: &str) -> Result<bool, Wo
 
 /// What the bucket has under a key.
 pub(super) async fn ask(open: &OpenMount, key: &str) -> Result<Option<Version>, WorkError> {
-    match Box::pin(open.ufs.head(key)).await {
-        Ok(object) => Ok(Some((object.etag, object.size))),
-        Err(UfsError::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    let object = if_there(Box::pin(open.ufs.head(key)).await)?;
+    Ok(object.map(|object| (object.etag, object.size)))
 }
 
 impl Run<'_> {

@@ -50,6 +50,14 @@ pub enum WorkError {
     Shared(#[from] Arc<WorkError>),
 }
 
+/// What a bucket has, if it has it.
+pub fn if_there<T>(answer: Result<T, UfsError>) -> Result<Option<T>, UfsError> {
+    match answer {
+        Err(UfsError::NotFound { .. }) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
 impl From<Refusal> for WorkError {
     fn from(refusal: Refusal) -> Self {
         Self::Invalid(refusal.reason)

@@ -41,6 +41,6 @@ mod tests;
 pub mod views;
 pub mod workers;
 
-pub use error::WorkError;
+pub use error::{WorkError, if_there};
 pub use reader::StateReader;
 pub use request::Request;

@@ -43,7 +43,7 @@ use cavern_consensus::Proposer;
 use cavern_proto::record::{ApplyListing, ListingGroup};
 use cavern_state::TypedCommand;
 use cavern_state::namespace::ListingCounts;
-use cavern_ufs::{ListMode, ListPage, Lister};
+use cavern_ufs::{ListMode, ListPage, Lister, ObjectMeta, UfsError};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -238,11 +238,19 @@ impl Listings {
         Ok(page)
     }
 
+    /// The object of a key, if there is one.
+    async fn head(&self, mount: &OpenMount, key: &str) -> Result<Option<ObjectMeta>, WorkError> {
+        match self.request(mount, mount.ufs.head(key)).await {
+            Err(WorkError::Ufs(UfsError::NotFound { .. })) => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// Sends one request to a mount's bucket when its turn has come, and notes how it went.
     async fn request<T>(
         &self,
         mount: &OpenMount,
-        send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
+        send: impl Future<Output = Result<T, UfsError>>,
     ) -> Result<T, WorkError> {
         let turn = self.0.requests.acquire().await;
         let _turn = turn.map_err(|_closed| WorkError::stopping())?;
@@ -253,7 +261,7 @@ impl Listings {
     async fn sent<T>(
         &self,
         mount: &OpenMount,
-        send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
+        send: impl Future<Output = Result<T, UfsError>>,
     ) -> Result<T, WorkError> {
         let answered = tokio::select! {
             answered = send => answered,
@@ -262,7 +270,7 @@ impl Listings {
             }
         };
         match answered {
-            Err(error) if !matches!(error, cavern_ufs::UfsError::NotFound { .. }) => {
+            Err(error) if !matches!(error, UfsError::NotFound { .. }) => {
                 self.0.metrics.failures.inc();
                 let error = WorkError::Ufs(error);
                 mount.failed(&error);

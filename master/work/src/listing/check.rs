@@ -8,7 +8,7 @@ use cavern_proto::record::ListingGroup;
 use cavern_proto::reserved::VIEW;
 use cavern_state::Directory;
 use cavern_state::records::is_version;
-use cavern_ufs::{Listed, UfsError, is_name};
+use cavern_ufs::{Listed, is_name};
 
 use super::adopt::WindowTail;
 use super::diff::listed_entry;
@@ -72,13 +72,7 @@ impl Listings {
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
         let known = self.0.reader.read(move |tables| Ok(tables.dentry(directory, &looked_up)?)).await?;
-        let head = async {
-            match self.request(mount, mount.ufs.head(&key)).await {
-                Ok(object) => Ok(Some(Listed::of(&object))),
-                Err(WorkError::Ufs(UfsError::NotFound { .. })) => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
+        let head = async { Ok::<_, WorkError>(self.head(mount, &key).await?.as_ref().map(Listed::of)) };
         let below = format!("{key}/");
         let list = Box::pin(async {
             let mut lister = self.list(mount, &below);

@@ -3,7 +3,7 @@
 
 use cavern_proto::master::Kind;
 use cavern_proto::record::{ListedEntry, Restored};
-use cavern_ufs::{ObjectMeta, UfsError};
+use cavern_ufs::ObjectMeta;
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::Listings;
@@ -38,12 +38,8 @@ impl Listings {
         let Ok(name) = std::str::from_utf8(&entry.name) else { return Ok(None) };
         let is_directory = entry.kind() == Kind::Directory;
         let key = format!("{key_prefix}{name}{}", if is_directory { "/" } else { "" });
-        let object = match self.request(mount, mount.ufs.head(&key)).await {
-            Ok(object) => object,
-            // A directory need not have an object of its own.
-            Err(WorkError::Ufs(UfsError::NotFound { .. })) => return Ok(is_directory.then_some(entry)),
-            Err(error) => return Err(error),
-        };
+        // A directory need not have an object of its own.
+        let Some(object) = self.head(mount, &key).await? else { return Ok(is_directory.then_some(entry)) };
         let restored = match metadata::read(&object) {
             Some(restored) if (restored.kind() == Kind::Directory) == is_directory => {
                 Some(self.with_target(mount, &object, restored).await?)

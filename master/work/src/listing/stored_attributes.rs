@@ -7,7 +7,7 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{InodeRecord, StoreAttributes, StoredAttributes};
 use cavern_state::Directory;
 use cavern_state::records::{etag, is_directory, is_version};
-use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
+use cavern_ufs::{ObjectAttributes, ObjectMeta};
 
 use super::{CheckReason, Listings};
 use crate::error::WorkError;
@@ -26,11 +26,7 @@ impl Listings {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(WorkError::Gone(place.inode))?;
         let slash = if is_directory(record) { "/" } else { "" };
         let key = format!("{prefix}{}{slash}", String::from_utf8_lossy(name));
-        let object = match self.request(mount, mount.ufs.head(&key)).await {
-            Ok(object) => Some(object),
-            Err(WorkError::Ufs(UfsError::NotFound { .. })) => None,
-            Err(error) => return Err(error),
-        };
+        let object = self.head(mount, &key).await?;
         let is_current = |object: &ObjectMeta| is_version(record, &object.etag, object.size);
         if !is_directory(record) && !object.as_ref().is_some_and(is_current) {
             return self.refresh_name(place.inode, name, CheckReason::Unknown).await;

@@ -16,7 +16,7 @@ use futures::FutureExt as _;
 
 use super::open::{Mounts, OpenMount};
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
-use crate::error::WorkError;
+use crate::error::{WorkError, if_there};
 
 /// In its metadata: the cluster's id.
 const CLUSTER: &str = "cavern-cluster";
@@ -65,11 +65,7 @@ fn key(ufs: &Ufs) -> String {
 }
 
 async fn claimant(ufs: &Ufs, own_id: &str) -> Result<Claimant, UfsError> {
-    let object = match ufs.head(&key(ufs)).await {
-        Ok(object) => object,
-        Err(UfsError::NotFound { .. }) => return Ok(Claimant::Nobody),
-        Err(error) => return Err(error),
-    };
+    let Some(object) = if_there(ufs.head(&key(ufs)).await)? else { return Ok(Claimant::Nobody) };
     Ok(match object.metadata.get(CLUSTER) {
         Some(id) if id == own_id => Claimant::Own(object.etag),
         Some(id) => Claimant::Other { cluster_id: id.clone(), etag: object.etag },

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::Persistence;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use crate::background::Next;
-use crate::error::WorkError;
+use crate::error::{WorkError, if_there};
 
 /// How long the owner of a key is given to be written, before it is looked at again.
 const OWNER_PAUSE: Duration = Duration::from_secs(1);
@@ -161,15 +161,10 @@ async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLeas
             done => return Ok(done?),
         }
     }
-    match ufs.head(&deletion.key).await {
-        Ok(there) => {
-            // Nobody else led when that was read.
-            lease.check()?;
-            Ok(ufs.delete(&deletion.key, Precondition::Version(&there.etag)).await?)
-        }
-        Err(UfsError::NotFound { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    let Some(there) = if_there(ufs.head(&deletion.key).await)? else { return Ok(()) };
+    // Nobody else led when that was read.
+    lease.check()?;
+    Ok(ufs.delete(&deletion.key, Precondition::Version(&there.etag)).await?)
 }
 
 /// Whose a key is at the moment.

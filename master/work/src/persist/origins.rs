@@ -21,7 +21,7 @@ use super::intents::PersistOutcome;
 use super::plan::{Content, Work, Write};
 use super::retry_tracker::{FailureKind, Priority};
 use super::{Persistence, object_tag};
-use crate::error::WorkError;
+use crate::error::{WorkError, if_there};
 use crate::mounts::OpenMount;
 
 /// Pause before a file that waits for another is looked at again, and how long it waits before it does something about
@@ -40,9 +40,8 @@ impl Persistence {
         let Some(origin) = &work.content.origin else {
             return Ok(PersistOutcome::Failed(FailureKind::Item, missing.to_owned()));
         };
-        let there = match mount.ufs.head(&origin.key).await {
-            Ok(there) => object_tag::read(&there, &self.cluster_id, work.inode),
-            Err(UfsError::NotFound { .. }) => None,
+        let there = match if_there(mount.ufs.head(&origin.key).await) {
+            Ok(there) => there.and_then(|there| object_tag::read(&there, &self.cluster_id, work.inode)),
             Err(error) => return Ok(PersistOutcome::Failed(FailureKind::Bucket, error.to_string())),
         };
         let known = |object: &cavern_proto::record::ObjectRecord| {

@@ -18,13 +18,12 @@ use bytes::Bytes;
 use cavern_proto::master::{Kind, RefreshFate, RefreshItem, RefreshProgress};
 use cavern_proto::record::{AdoptListing, ImportExternalChange, ListedEntry};
 use cavern_state::{Directory, Transaction, import_external_change};
-use cavern_ufs::UfsError;
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 
 use super::{Persistence, object_tag};
-use crate::error::WorkError;
+use crate::error::{WorkError, if_there};
 use crate::mounts::OpenMount;
 
 /// Directories that are compared at a time, and names of each that are asked for once more.
@@ -325,11 +324,8 @@ impl Persistence {
 
     /// Whether an object was written for an inode by this cluster: its confirmation was lost, and it is written again.
     async fn is_own(&self, mount: &OpenMount, key: &str, inode: u64) -> Result<bool, WorkError> {
-        match mount.ufs.head(key).await {
-            Ok(object) => Ok(object_tag::read(&object, &self.cluster_id, inode).is_some()),
-            Err(UfsError::NotFound { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        let object = if_there(mount.ufs.head(key).await)?;
+        Ok(object.is_some_and(|object| object_tag::read(&object, &self.cluster_id, inode).is_some()))
     }
 }
 
