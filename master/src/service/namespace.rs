@@ -434,11 +434,8 @@ async fn prefetch_layouts(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Res
             let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
             extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
         });
-        match seen.await {
-            // It was there a moment ago.
-            Err(error) if error.is_not_found() => {}
-            seen => layouts.extend(seen?.and_then(|(_, layout)| layout)),
-        }
+        // It was there a moment ago.
+        layouts.extend(WorkError::if_found(seen.await)?.flatten().and_then(|(_, layout)| layout));
     }
     Ok(layouts)
 }

@@ -96,6 +96,14 @@ impl WorkError {
         }
     }
 
+    /// What was asked about, if it is there.
+    pub fn if_found<T>(answer: Result<T, Self>) -> Result<Option<T>, Self> {
+        match answer {
+            Err(error) if error.is_not_found() => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
     /// Whether this master leads no more, or stops: another one is to be asked the same.
     pub(crate) fn is_of_master(&self) -> bool {
         match self {

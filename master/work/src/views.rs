@@ -155,10 +155,7 @@ impl ViewMaker {
         let views = self.lookups.reader.read(|tables| Ok(tables.views()?)).await?;
         for view in views.iter().filter(|view| view.state() != ViewState::Ready) {
             tracing::info!(view = view.name, "a view that was not finished is taken away");
-            match self.take_away(view.id).await {
-                Err(error) if !error.is_not_found() => return Err(error),
-                _ => {}
-            }
+            WorkError::if_found(self.take_away(view.id).await)?;
         }
         Ok(())
     }

@@ -248,10 +248,7 @@ impl Listings {
         if !self.leads_to(parent, &name, inode).await? {
             return Ok(ListingCounts::default());
         }
-        match Box::pin(self.refresh_name(parent, &name, CheckReason::Unknown)).await {
-            Err(error) if !error.is_not_found() => return Err(error),
-            _ => {}
-        }
+        WorkError::if_found(Box::pin(self.refresh_name(parent, &name, CheckReason::Unknown)).await)?;
         let removed = u64::from(!self.leads_to(parent, &name, inode).await?);
         Ok(ListingCounts { removed, ..ListingCounts::default() })
     }

@@ -74,19 +74,15 @@ async fn visit_directory(
     visit: ListPolicy,
     recursive: bool,
 ) -> Result<Option<(u64, ListingCounts, Vec<u64>)>, WorkError> {
-    let Some(directory) = listings.0.reader.read(move |tables| Ok(tables.directory(inode)?)).await? else {
-        return Ok(None);
-    };
+    let Some(directory) = WorkError::if_found(listings.0.reader.directory(inode).await)? else { return Ok(None) };
     let mut counts = ListingCounts::default();
     if directory.mount_id != 0 && needs_listing(listings, &directory, visit)? {
         let listed = match visit {
             ListPolicy::Known | ListPolicy::Fresh => listings.start(inode)?.ended().await,
             ListPolicy::Refreshed => listings.relist(inode).await,
         };
-        counts = match listed {
-            Err(error) if error.is_not_found() => return Ok(None),
-            counts => counts?,
-        };
+        let Some(listed) = WorkError::if_found(listed)? else { return Ok(None) };
+        counts = listed;
     }
     let children = listings.0.reader.read(move |tables| {
         let mut children = Vec::new();

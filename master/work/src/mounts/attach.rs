@@ -97,12 +97,9 @@ impl MountChanges {
     /// The answer to a request that has made a mount.
     fn mounted_before(&self, answer: RequestRecord) -> Result<Mount, WorkError> {
         let made = answer.mount.ok_or_else(|| WorkError::Invalid("this request's id is that of another one".into()))?;
-        match self.lookups.mounts.get(made.id) {
-            Ok(open) => Ok(open.mount.clone()),
-            // It was detached since.
-            Err(error) if error.is_not_found() => Ok(made),
-            Err(error) => Err(error),
-        }
+        // It may have been detached since.
+        let open = WorkError::if_found(self.lookups.mounts.get(made.id))?;
+        Ok(open.map_or(made, |open| open.mount.clone()))
     }
 }
 

@@ -27,10 +27,7 @@ impl Lookups {
         let deadline = Instant::now() + self.refresh_wait;
         // What is not renewed in time is answered with the age that it has.
         while let Ok(Some(result)) = tokio::time::timeout_at(deadline, renewed.next()).await {
-            match result {
-                Err(error) if !error.is_not_found() => return Err(error),
-                _ => {}
-            }
+            WorkError::if_found(result)?;
         }
         let inodes = directories.to_vec();
         let reader = self.reader.clone();

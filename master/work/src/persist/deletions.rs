@@ -69,13 +69,9 @@ impl Persistence {
     }
 
     async fn delete(&self, deletion: &PendingDeletion, turn: &WorkPermit) -> Result<(), WorkError> {
-        let mount = match self.lookups.mounts.get(deletion.mount_id) {
-            Ok(mount) => mount,
-            Err(error) if error.is_not_found() => {
-                turn.ended();
-                return self.deleted(deletion).await;
-            }
-            Err(error) => return Err(error),
+        let Some(mount) = WorkError::if_found(self.lookups.mounts.get(deletion.mount_id))? else {
+            turn.ended();
+            return self.deleted(deletion).await;
         };
         let (seen, key) = (mount.clone(), deletion.key.clone());
         let owner = self.lookups.reader.read(move |tables| owner(tables, &seen.mount, seen.ufs.prefix(), &key)).await?;

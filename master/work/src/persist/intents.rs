@@ -223,14 +223,10 @@ impl Persistence {
         pace: Priority,
         is_background: bool,
     ) -> Result<PersistOutcome, WorkError> {
-        let mount = match self.lookups.mounts.get(mount_id) {
-            Ok(mount) => mount,
-            Err(error) if error.is_not_found() => {
-                let forget = Persisted { inode, change: u64::MAX, ..Persisted::default() };
-                self.proposer.propose(Command::Persisted(forget)).await?;
-                return Ok(PersistOutcome::Done);
-            }
-            Err(error) => return Err(error),
+        let Some(mount) = WorkError::if_found(self.lookups.mounts.get(mount_id))? else {
+            let forget = Persisted { inode, change: u64::MAX, ..Persisted::default() };
+            self.proposer.propose(Command::Persisted(forget)).await?;
+            return Ok(PersistOutcome::Done);
         };
         let (seen, cluster) = (mount.clone(), self.cluster_id.clone());
         let planned =

@@ -156,10 +156,8 @@ impl Persistence {
 
     async fn visit(&self, inode: u64, run: RefreshMode) -> Result<Option<Visited>, WorkError> {
         let listings = &self.lookups.listings;
-        let directory = match self.lookups.reader.directory(inode).await {
-            Err(error) if error.is_not_found() => return Ok(None),
-            directory => directory?,
-        };
+        let directory = WorkError::if_found(self.lookups.reader.directory(inode).await)?;
+        let Some(directory) = directory else { return Ok(None) };
         let mount = self.lookups.mounts.get(directory.mount_id)?;
         let (mut counts, mut found, mut is_absent) = (RefreshProgress::default(), Vec::new(), false);
         if directory.record.listed_ns == 0 {
@@ -213,10 +211,8 @@ impl Persistence {
             if left > gone.get(&inode).copied().unwrap_or_default() {
                 continue;
             }
-            let directory = match self.lookups.reader.directory(inode).await {
-                Err(error) if error.is_not_found() => continue,
-                directory => directory?,
-            };
+            let directory = WorkError::if_found(self.lookups.reader.directory(inode).await)?;
+            let Some(directory) = directory else { continue };
             let above = directory.record.parent;
             let parent = self.lookups.reader.directory(above).await?;
             let mount = self.lookups.mounts.get(directory.mount_id)?;
