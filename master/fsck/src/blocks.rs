@@ -69,10 +69,6 @@ impl Known {
         self.is_there(answer) && self.has_object() && answer.crc == answer.object_crc
     }
 
-    fn lacks_replicas(&self) -> bool {
-        self.extent.joining != 0 || (self.extent.workers.len() as u32) < self.replicas
-    }
-
     /// Whether it is recorded as it was; one that was read has not been written to.
     fn is_unchanged(&self, tables: Tables<'_>) -> Result<bool, WorkError> {
         let (inode, index) = self.at;
@@ -158,7 +154,8 @@ fn known(
                 found.push(block.finding(tables, FindingKind::BlockIndex, detail)?);
             }
         }
-        if block.lacks_replicas() && !tables.has(schema::Repairs, at)? {
+        let lacks_replicas = block.extent.joining != 0 || (block.extent.workers.len() as u32) < block.replicas;
+        if lacks_replicas && !tables.has(schema::Repairs, at)? {
             let detail = format!("block {index} lacks replicas, and is not among those that get some");
             found.push(block.finding(tables, FindingKind::BlockIndex, detail)?);
         }

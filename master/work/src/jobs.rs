@@ -80,8 +80,10 @@ impl Jobs {
                 self.spawn(match job.kind() {
                     // What is left is measured, not counted.
                     JobKind::Export => job,
+                    // The walk begins anew.
                     JobKind::Load | JobKind::LoadMetadata | JobKind::Check | JobKind::Unspecified => {
-                        load::begun_anew(job)
+                        let Job { id, kind, path, state, started_ns, retry_of, .. } = job;
+                        Job { id, kind, path, state, started_ns, retry_of, ..Job::default() }
                     }
                 });
             }

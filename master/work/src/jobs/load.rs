@@ -40,12 +40,6 @@ pub struct Loader {
     concurrency: u32,
 }
 
-/// A job as it is at the beginning of its walk.
-pub fn begun_anew(job: Job) -> Job {
-    let Job { id, kind, path, state, started_ns, retry_of, .. } = job;
-    Job { id, kind, path, state, started_ns, retry_of, ..Job::default() }
-}
-
 impl Loader {
     pub fn new(lookups: Lookups, filler: Arc<dyn BlockFiller>, concurrency: usize) -> Self {
         let concurrency = u32::try_from(concurrency.clamp(1, 1 << 16)).unwrap_or(1);

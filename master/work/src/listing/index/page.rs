@@ -255,11 +255,6 @@ pub(super) fn paths_above(key: &str) -> impl Iterator<Item = Path> {
     (0..=names.len()).map(move |depth| names[..depth].to_vec())
 }
 
-/// What the keys in a directory begin with.
-pub(super) fn prefix_of(path: &[Bytes]) -> String {
-    path.iter().map(|name| format!("{}/", String::from_utf8_lossy(name))).collect()
-}
-
 /// The directory that a path leads to.
 pub(super) fn directory_at(tables: Tables<'_>, root: u64, path: &[Bytes]) -> Result<Option<u64>, WorkError> {
     Ok(match find(tables, root, path)? {

@@ -634,7 +634,7 @@ impl Context {
             let mut names: HashSet<(u64, Bytes)> = HashSet::new();
             for path in page::paths_above(&cut) {
                 let Some(directory) = page::directory_at(tables, root, &path)? else { break };
-                let prefix = page::prefix_of(&path);
+                let prefix: String = path.iter().map(|name| format!("{}/", String::from_utf8_lossy(name))).collect();
                 let rest = cut.strip_prefix(prefix.as_str()).unwrap_or_default();
                 for name in page::names_at_edge(rest) {
                     if tables.dentry(directory, &name)?.is_some() {
