@@ -126,7 +126,7 @@ impl Expiry {
             let due;
             (walk, due) = step.await?;
             for together in due.chunks(TOGETHER) {
-                let proposed = self.proposer.propose_all(together.iter().map(|due| due.command.clone()));
+                let proposed = self.proposer.propose_all(together.iter().cloned().map(|due| due.command));
                 for (outcome, due) in proposed.await?.into_iter().zip(together) {
                     let (is_done, done) = match &outcome {
                         Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &self.metrics.freed),
