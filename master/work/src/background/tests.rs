@@ -173,7 +173,7 @@ fn a_task_that_goes_on_failing_does_not_flood_the_log() {
 
 #[test]
 fn long_errors_are_cut() {
-    let listed = ListedTask::new("task".into());
+    let listed = ListedTask { name: "task".into(), progress: Mutex::default() };
     listed.ended(SECOND, SECOND, Some(&WorkError::Refused("é".repeat(ERROR_MAX + 1))));
     assert_eq!(listed.status().last_error, "é".repeat(ERROR_MAX));
 }
