@@ -75,6 +75,29 @@ async fn a_closed_file_is_written_before_those_that_are_open_or_empty() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_open_file_is_not_taken_for_a_closed_one_where_a_look_at_all_files_takes_long() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    for number in 0..70 {
+        bench.create_written(&format!("f{number:02}")).await;
+    }
+    // A tenth of the delay after its last change it is looked at whether it is open: not yet when those above are.
+    tokio::time::sleep(DELAY / 20).await;
+    let open = bench.create_written("open").await;
+    let written = Instant::now();
+    bench.change(Change::AddOpenRef(open)).await;
+    // The look at all of them waits for one of the 56 places.
+    let under_way = bench.fake.under_way.clone();
+    eventually(|| async { under_way.load(Ordering::Acquire) == 56 }).await;
+    tokio::time::sleep_until(written + DELAY / 8).await;
+    drop(held);
+    eventually(|| async { bench.bucket.keys().len() == 70 }).await;
+    assert_eq!(bench.background("top/open"), [] as [bool; 0]);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_was_written_a_moment_ago_waits_until_somebody_waits_for_it() {
     let mut bench = Fixture::start(&[], DELAY).await;
     let file = bench.create_written("again").await;

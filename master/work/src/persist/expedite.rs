@@ -61,7 +61,7 @@ impl Persistence {
     pub async fn awaited_status(self: &Arc<Self>, path: &str, up_to: u64) -> Result<PersistStatus, WorkError> {
         let scope = self.scope(path).await?;
         self.expedited.ask(&scope, up_to, Instant::now());
-        let status = self.status(path, up_to).await?;
+        let status = self.status_of(scope.clone(), up_to).await?;
         if status.files + status.deletions == 0 {
             self.expedited.answer(&scope, up_to);
         }
@@ -83,11 +83,12 @@ impl Persistence {
             let paced = intents.map(|(inode, intent)| {
                 let priority = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
                 // Of those that have just changed, and of those that have not for long, it does not count.
-                let age = intents::age(persistence.lookups.reader.clock(), intent.changed_ns);
-                let may_be_due = priority == Priority::Normal && age >= rest && age < persistence.delay;
+                let at_rest = intents::age(persistence.lookups.reader.clock(), intent.changed_ns);
+                let may_be_due = priority == Priority::Normal && at_rest >= rest && at_rest < persistence.delay;
                 let is_changing = persistence.changing.contains(inode);
                 let is_unfinished = (may_be_due || is_changing) && intents::is_unfinished(tables, inode)?;
-                Ok(DueIntent { inode, intent, priority, is_unfinished, is_closed: is_changing && !is_unfinished })
+                let is_closed = is_changing && !is_unfinished;
+                Ok(DueIntent { inode, intent, priority, at_rest, is_unfinished, is_closed })
             });
             paced.collect()
         });

@@ -36,6 +36,8 @@ pub(super) struct DueIntent {
     pub inode: u64,
     pub intent: IntentRecord,
     pub priority: Priority,
+    /// How long it had not been changed when it was read: what follows is of that moment, and a pass takes its time.
+    pub at_rest: Duration,
     /// It is a file that will probably change again: see [`is_unfinished`]. Known of those that may be due otherwise.
     pub is_unfinished: bool,
     /// Its last upload was in vain, and nobody has it open to write to it any more.
@@ -60,9 +62,7 @@ pub(super) enum PersistOutcome {
     /// It was written to meanwhile.
     Changing,
     /// It was when some parts of it had been sent, by an upload that began then.
-    InVain {
-        began: Instant,
-    },
+    InVain(Instant),
     Failed(FailureKind, String),
 }
 
@@ -144,13 +144,12 @@ impl Persistence {
     /// Whether what nobody waits for has been at rest for long enough.
     fn is_due(&self, due: &DueIntent) -> bool {
         let rest = if due.is_unfinished { self.delay } else { self.rest_of_closed() };
-        self.is_older(due.intent.changed_ns, rest) && !self.recent.is_recent(due.inode, Instant::now())
+        due.at_rest >= rest && !self.recent.is_recent(due.inode, Instant::now())
     }
 
     /// Whether the last upload of a file was in vain, and the next one would probably be as well.
     fn is_left_alone(&self, due: &DueIntent) -> bool {
-        let at_rest = || age(self.lookups.reader.clock(), due.intent.changed_ns);
-        self.changing.waits(due.inode, due.priority, due.is_closed.then(at_rest), Instant::now())
+        self.changing.waits(due.inode, due.priority, due.is_closed.then_some(due.at_rest), Instant::now())
     }
 
     /// How long a file that is closed is left alone.
@@ -160,7 +159,7 @@ impl Persistence {
 
     /// Whether what has been to be done since then waits for nothing any longer.
     pub(super) fn is_overdue(&self, since_ns: i64) -> bool {
-        self.is_older(since_ns, self.delay * PATIENCE)
+        age(self.lookups.reader.clock(), since_ns) >= self.delay * PATIENCE
     }
 
     /// Why an inode has not been brought to its bucket for longer than that may take, if it has been tried in vain.
@@ -175,10 +174,6 @@ impl Persistence {
         let item = Item::Key(mount_id, key.to_owned());
         let error = self.is_overdue(deletion.since_ns).then(|| self.retries.error(&item));
         error.flatten().map(|(_, error)| error)
-    }
-
-    fn is_older(&self, ns: i64, than: Duration) -> bool {
-        age(self.lookups.reader.clock(), ns) >= than
     }
 
     /// Works on an inode until there is nothing more to do for now; in the background what nobody waits for, and what
@@ -203,7 +198,7 @@ impl Persistence {
                 PersistOutcome::Changing if self.expedited.is_empty() => return turn.later(self.delay),
                 // It may be what somebody waits for, perhaps since a moment ago.
                 PersistOutcome::Changing => return turn.later(self.delay.min(AWAITED_PAUSE)),
-                PersistOutcome::InVain { began } => {
+                PersistOutcome::InVain(began) => {
                     self.changing.add(inode, pace, began, Instant::now());
                     return turn.later(self.delay.min(AWAITED_PAUSE));
                 }
@@ -363,7 +358,7 @@ impl Persistence {
                 Status::VersionChanged => {
                     return Err(self.clear_the_way(mount, work.inode, &write.key, &reply.message).await?);
                 }
-                Status::Changed if reply.sent_bytes > 0 => return Err(PersistOutcome::InVain { began }),
+                Status::Changed if reply.sent_bytes > 0 => return Err(PersistOutcome::InVain(began)),
                 Status::Changed => return Err(PersistOutcome::Changing),
                 Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await?),
                 Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await?),

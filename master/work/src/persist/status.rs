@@ -27,7 +27,10 @@ impl Persistence {
     /// # Errors
     /// [`WorkError::NotFound`] for a path that leads nowhere.
     pub async fn status(self: &Arc<Self>, path: &str, up_to: u64) -> Result<PersistStatus, WorkError> {
-        let scope = self.scope(path).await?;
+        self.status_of(self.scope(path).await?, up_to).await
+    }
+
+    pub(super) async fn status_of(self: &Arc<Self>, scope: Scope, up_to: u64) -> Result<PersistStatus, WorkError> {
         let (backlog, change) = self.measure(scope, ChangeRange { up_to, expedited_since: None }).await?;
         let (files_per_second, bytes_per_second) = self.throughput.rate();
         Ok(PersistStatus {

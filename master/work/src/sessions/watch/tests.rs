@@ -21,6 +21,29 @@ fn hub_of(lease: Duration, changes: &Arc<CurrentSessions>) -> Arc<WatchHub> {
     hub
 }
 
+/// The first lease of its term is over, and mount 1 is there for the client "own" only.
+fn hub_with_a_mount_of_own(lease: Duration, master: &Arc<CurrentSessions>) -> Arc<WatchHub> {
+    let hub = hub_of(lease, master);
+    hub.state.lock().started -= lease;
+    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
+    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    hub
+}
+
+/// A change is not answered before this, and is soon after it.
+async fn answered_only_after(hub: &Arc<WatchHub>, change: u64, soon: Duration, until: &dyn Fn()) {
+    let answered = tokio::spawn({
+        let hub = hub.clone();
+        async move { hub.wait_invalidated(&[change]).await }
+    });
+    while hub.state.lock().invalidations.asked() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!answered.is_finished());
+    until();
+    tokio::time::timeout(soon, answered).await.unwrap().unwrap();
+}
+
 fn entry(parent: u64, first_fill: bool) -> Change {
     Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill, mount_id: 0 }
 }
@@ -388,18 +411,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     next(&mut reader).await;
     hub.watch_name(reader_id, 7, b"n");
     let strict = || Changes { strict_mount: Some(1), ..changes(vec![entry(7, false)], own.id()) };
-    let wait = async |change, until: &dyn Fn()| {
-        let answered = tokio::spawn({
-            let hub = hub.clone();
-            async move { hub.wait_invalidated(&[change]).await }
-        });
-        while hub.state.lock().invalidations.asked() == 0 {
-            tokio::task::yield_now().await;
-        }
-        assert!(!answered.is_finished());
-        until();
-        tokio::time::timeout(lease / 2, answered).await.unwrap().unwrap();
-    };
+    let wait = async |change, until: &dyn Fn()| answered_only_after(&hub, change, lease / 2, until).await;
     let first = hub.changed(strict());
     assert_eq!(first, hub.seq());
     hub.acknowledge(reader_id, first, first - 1);
@@ -433,10 +445,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
 async fn a_strict_change_waits_for_nobody_who_does_not_see_the_mount() {
     let lease = Duration::from_secs(60);
     let master: Arc<CurrentSessions> = Arc::default();
-    let hub = hub_of(lease, &master);
-    hub.state.lock().started -= lease;
-    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
-    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    let hub = hub_with_a_mount_of_own(lease, &master);
     master.changed(changes(vec![Change::Workers(1)], 0));
     let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
     let [own, other] =
@@ -450,15 +459,7 @@ async fn a_strict_change_waits_for_nobody_who_does_not_see_the_mount() {
     hub.watch_name(own.id(), 7, b"9");
     let change = master.changed(strict(1));
     assert_eq!(change, hub.seq());
-    let answered = tokio::spawn({
-        let hub = hub.clone();
-        async move { hub.wait_invalidated(&[change]).await }
-    });
-    while hub.state.lock().invalidations.asked() == 0 {
-        tokio::task::yield_now().await;
-    }
-    hub.acknowledge(own.id(), 0, change);
-    tokio::time::timeout(lease / 2, answered).await.unwrap().unwrap();
+    answered_only_after(&hub, change, lease / 2, &|| _ = hub.acknowledge(own.id(), 0, change)).await;
 
     // Nor for one that has missed the change, and comes to a master that does not know what it knows.
     for (owner, waited_for) in [(&owners[0], 1), (&owners[1], 0)] {
@@ -828,10 +829,7 @@ async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
 async fn who_does_not_see_a_mount_keeps_nobody_from_holding_what_is_in_it() {
     let lease = Duration::from_secs(60);
     let master: Arc<CurrentSessions> = Arc::default();
-    let hub = hub_of(lease, &master);
-    hub.state.lock().started -= lease;
-    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
-    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    let hub = hub_with_a_mount_of_own(lease, &master);
     hub.changed(changes(Vec::new(), 0));
     let owners = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
     let [own, other] = [false, true].map(|knows_inodes| {
@@ -851,10 +849,7 @@ async fn who_does_not_see_a_mount_keeps_nobody_from_holding_what_is_in_it() {
 async fn who_does_not_see_a_mount_keeps_nothing_in_it_from_being_deleted_or_frozen() {
     let lease = Duration::from_millis(300);
     let master: Arc<CurrentSessions> = Arc::default();
-    let hub = hub_of(lease, &master);
-    hub.state.lock().started -= lease;
-    let now = vec![ClientRule { name: "own".into(), ..ClientRule::default() }];
-    master.visible.change(&[RulesChange { mount_id: 1, before: None, now }]);
+    let hub = hub_with_a_mount_of_own(lease, &master);
     hub.changed(changes(Vec::new(), 0));
     let [own, other] = ["own", "other"].map(|name| {
         let owner = Identity::new("c", Role::Client, name).unwrap();
