@@ -234,6 +234,9 @@ async fn the_next_master_goes_on_where_each_range_was() {
     let (bucket, uri) = new_bucket();
     bucket.list_in_pages_of(5);
     let stored = fill(&bucket, 3000);
+    // Half of its pages, and then one at a time: it is not over before a master ends.
+    let turns = bucket.list_by_turns("");
+    turns.add_permits(stored.len() / 10);
     let mount = master.mount("/m", &uri).await;
     let id = mount.id;
     let mut restarts = 0;
@@ -245,6 +248,7 @@ async fn the_next_master_goes_on_where_each_range_was() {
             read.await.unwrap()
         };
         eventually(|| async {
+            turns.add_permits(1);
             let (is_over, ranges) = ranges().await;
             is_over || ranges.len() >= least && ranges.iter().any(|range| range.entries > 0)
         })
@@ -256,6 +260,7 @@ async fn the_next_master_goes_on_where_each_range_was() {
         restarts += 1;
     }
     assert!(restarts > 0, "the index was over before a master could end");
+    turns.add_permits(stored.len());
     master.indexed(&mount).await;
     // Directories in which a range was when its master ended may be left to be listed.
     assert_eq!(master.tree("/m").await, expected(&stored));
