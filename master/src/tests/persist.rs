@@ -21,6 +21,7 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, RenameName, SetXattr, WorkerState};
 use cavern_work::mounts::changes::DetachPolicy;
+use tokio::time::Instant;
 
 use self::bench::Fixture;
 use super::harness::{eventually, name};
@@ -60,6 +61,7 @@ async fn files_links_and_directories_become_objects_and_go_again() {
 async fn a_file_that_changes_all_the_time_is_written_now_and_then() {
     let mut bench = Fixture::new().await;
     let root = bench.root;
+    let begun = Instant::now();
     let file = bench.create(root, "f", Kind::File).await;
     for change in 0..200u32 {
         bench.commit(file, change % 3, 0, vec![1]).await;
@@ -67,7 +69,11 @@ async fn a_file_that_changes_all_the_time_is_written_now_and_then() {
     }
     bench.settled().await;
     let writes = bench.fake.written.lock().iter().filter(|key| *key == "top/f").count();
-    assert!((2..60).contains(&writes), "{writes} writes of 200 changes");
+    // The first come soon after each other. Then it is left alone for longer each time, for 50 ms at most; where
+    // changes are slow, more of these fit in.
+    let took = begun.elapsed();
+    let most = 5 + took.as_millis() / 25;
+    assert!((2..=most).contains(&(writes as u128)), "{writes} writes of 200 changes in {took:?}");
     bench.check_file(file).await;
     bench.end().await;
 }
