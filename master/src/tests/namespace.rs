@@ -118,7 +118,9 @@ async fn a_replaced_object_is_a_new_inode_and_a_deleted_one_is_gone() {
     let (bucket, uri) = new_bucket();
     bucket.put("a", "old");
     bucket.put("d/b", "old");
-    master.mount("/m", &uri).await;
+    let mount = master.mount("/m", &uri).await;
+    // Its index would bring what is new, too.
+    master.indexed(&mount).await;
     let lookups = &master.services().lookups;
     let old = lookups.resolve("/m/a").await.unwrap().attr.unwrap().inode;
     let parent = lookups.resolve("/m").await.unwrap().attr.unwrap().inode;
