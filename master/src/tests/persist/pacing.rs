@@ -26,6 +26,14 @@ impl Fixture {
         file
     }
 
+    /// A file with one block, which a session has had open since before it was written.
+    async fn create_open(&mut self, text: &str) -> u64 {
+        let file = self.create(self.root, text, Kind::File).await;
+        self.change(Change::AddOpenRef(file)).await;
+        self.commit(file, 0, 0, vec![1]).await;
+        file
+    }
+
     fn times_written(&self, key: &str) -> usize {
         self.fake.written.lock().iter().filter(|written| *written == key).count()
     }
@@ -63,8 +71,7 @@ async fn a_closed_file_is_written_before_those_that_are_open_or_empty() {
     let mut bench = Fixture::start(&[], DELAY).await;
     let root = bench.root;
     bench.create(root, "empty", Kind::File).await;
-    let open = bench.create_written("open").await;
-    bench.change(Change::AddOpenRef(open)).await;
+    let open = bench.create_open("open").await;
     bench.create_written("closed").await;
     bench.written("top/closed").await;
     assert_eq!(bench.bucket.keys(), ["top/closed"]);
@@ -84,9 +91,8 @@ async fn an_open_file_is_not_taken_for_a_closed_one_where_a_look_at_all_files_ta
     }
     // A tenth of the delay after its last change it is looked at whether it is open: not yet when those above are.
     tokio::time::sleep(DELAY / 20).await;
-    let open = bench.create_written("open").await;
+    bench.create_open("open").await;
     let written = Instant::now();
-    bench.change(Change::AddOpenRef(open)).await;
     // The look at all of them waits for one of the 56 places.
     let under_way = bench.fake.under_way.clone();
     eventually(|| async { under_way.load(Ordering::Acquire) == 56 }).await;
@@ -150,11 +156,8 @@ async fn a_file_that_changes_all_the_time_is_uploaded_less_and_less_often() {
     let delay = Duration::from_millis(50);
     let mut bench = Fixture::start(&[], delay).await;
     bench.fake.sent_bytes.store(1, Ordering::Release);
-    let root = bench.root;
     let begun = Instant::now();
-    let file = bench.create(root, "log", Kind::File).await;
-    bench.change(Change::AddOpenRef(file)).await;
-    bench.commit(file, 0, 0, vec![1]).await;
+    let file = bench.create_open("log").await;
     eventually(|| async { bench.background("top/log").len() >= 5 }).await;
     assert!(begun.elapsed() >= delay * (1 + 2 + 4 + 8), "after {:?}", begun.elapsed());
     bench.fake.sent_bytes.store(0, Ordering::Release);
@@ -223,11 +226,8 @@ async fn what_somebody_waits_for_begins_while_all_others_are_under_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_asks_until_nothing_is_left_does_not_wait_for_a_delay() {
     let mut bench = Fixture::start(&[], DELAY).await;
-    let root = bench.root;
     for text in ["asked", "other"] {
-        let file = bench.create(root, text, Kind::File).await;
-        bench.change(Change::AddOpenRef(file)).await;
-        bench.commit(file, 0, 0, vec![1]).await;
+        bench.create_open(text).await;
     }
     let up_to_change = bench.status("/m").await.change;
     eventually(|| async {
