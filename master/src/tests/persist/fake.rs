@@ -141,6 +141,10 @@ impl Fake {
         if sent_bytes > 0 {
             return Ok(PersistReply { status: Status::Changed.into(), sent_bytes, ..PersistReply::default() });
         }
+        // What it lacks it finds out by itself.
+        if self.lacks_a_block(&request) {
+            return answer(Status::NoSuchBlock, String::new());
+        }
         if self.is_away.load(Ordering::Acquire) > 0 {
             return answer(Status::UfsUnavailable, String::new());
         }
@@ -154,9 +158,6 @@ impl Fake {
             0 => return Err("the worker went away before".to_owned()),
             1 => return answer(Status::Changed, String::new()),
             _ => {}
-        }
-        if self.lacks_a_block(&request) {
-            return answer(Status::NoSuchBlock, String::new());
         }
         let blocks = match self.blocks(&request).await {
             Ok(blocks) => blocks,
