@@ -125,8 +125,13 @@ pub fn addresses(members: &[Member]) -> Vec<String> {
 
 /// Which of them leads, once one does.
 pub async fn leader(members: &[Member]) -> usize {
-    eventually(|| async { members.iter().any(|member| member.term().is_some()) }).await;
-    members.iter().position(|member| member.term().is_some()).unwrap()
+    let mut leads = None;
+    eventually(|| {
+        leads = members.iter().position(|member| member.term().is_some());
+        std::future::ready(leads.is_some())
+    })
+    .await;
+    leads.unwrap()
 }
 
 /// Has one of them lead. On a busy machine others may be elected meanwhile: it is tried until it does.
