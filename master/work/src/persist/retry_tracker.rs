@@ -296,8 +296,8 @@ mod tests {
         assert!(retries.begin(&Item::Inode(5), 1, Priority::Normal).is_some());
     }
 
-    #[test]
-    fn a_bucket_that_fails_is_asked_by_one_at_a_time() {
+    #[tokio::test(start_paused = true)]
+    async fn a_bucket_that_fails_is_asked_by_one_at_a_time() {
         let retries = RetryTracker::default();
         let first = retries.begin(&Item::Inode(1), 1, Priority::Normal).unwrap();
         first.failed(FailureKind::Bucket, "away");
@@ -305,7 +305,7 @@ mod tests {
         assert!(retries.begin(&Item::Inode(2), 1, Priority::Normal).is_none(), "it is left alone");
         assert!(retries.begin(&Item::Inode(3), 2, Priority::Normal).is_some(), "others are not");
         assert_eq!(retries.bucket_error(1).unwrap().1, "away");
-        std::thread::sleep(backoff::PERSIST_BUCKET.first);
+        tokio::time::advance(backoff::PERSIST_BUCKET.first).await;
         assert!(retries.begin(&Item::Inode(1), 1, Priority::Normal).is_none(), "another asks next");
         let probe = retries.begin(&Item::Inode(2), 1, Priority::Normal).unwrap();
         assert!(retries.begin(&Item::Inode(4), 1, Priority::Normal).is_none());
