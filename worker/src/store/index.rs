@@ -181,6 +181,12 @@ impl Index {
     pub(super) fn flush(&self) -> Result<(), rocksdb::Error> {
         self.db.flush()
     }
+
+    /// Waits until no thread of RocksDB makes or deletes files. *Blocking*.
+    #[cfg(test)]
+    pub(super) fn wait_for_compactions(&self) {
+        self.db.wait_for_compact(&rocksdb::WaitForCompactOptions::default()).unwrap();
+    }
 }
 
 #[cfg(test)]

@@ -146,6 +146,13 @@ pub(super) fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
+/// Copies the directory of an open store as a crash would leave it at this moment.
+pub(super) fn copy_as_crashed(store: &Stores, from: &Path, to: &Path) {
+    // A copy is no moment: a table file that is compacted meanwhile would be missing in it.
+    store.table.directories.iter().for_each(|directory| directory.index.wait_for_compactions());
+    copy_tree(from, to);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Fill {
@@ -251,7 +258,7 @@ fn run_steps(steps: Vec<Step>) {
                 if crash {
                     generation += 1;
                     let next = home.path().join(generation.to_string());
-                    copy_tree(&dir, &next);
+                    copy_as_crashed(&store, &dir, &next);
                     dir = next;
                 }
                 drop(store);

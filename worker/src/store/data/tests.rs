@@ -13,7 +13,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::Stores;
 use crate::store::directory::DataName;
-use crate::store::tests::{MIB, block_files, cases, copy_tree, fill, find, id, open_store, used, with_keys, wrapping};
+use crate::store::tests::{
+    MIB, block_files, cases, copy_as_crashed, fill, find, id, open_store, used, with_keys, wrapping,
+};
 
 /// Two whole chunks and a short one.
 const LENGTH: u32 = 2 * CHUNK_BYTES + 5008;
@@ -183,7 +185,7 @@ fn run_steps(steps: Vec<Step>) {
                 if crash {
                     generation += 1;
                     let next = home.path().join(generation.to_string());
-                    copy_tree(&dir, &next);
+                    copy_as_crashed(&store, &dir, &next);
                     dir = next;
                 }
                 drop(store);
