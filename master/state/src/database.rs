@@ -88,16 +88,9 @@ impl Database {
 
     /// Takes the log out of a checkpoint, which nobody else knows yet. *Blocking*.
     pub fn strip_checkpoint(directory: &Path) -> Result {
-        let resources = Resources::of_cache(0);
-        let families = Family::ALL.map(|family| {
-            let mut options = family_options(family, &resources);
-            // The files stay as the database has them.
-            options.set_disable_auto_compactions(true);
-            ColumnFamilyDescriptor::new(family.name(), options)
-        });
-        let db = DB::open_cf_descriptors(&writing_options(&resources), directory, families)
-            .map_err(StateError::opening(directory))?;
-        Self::new(db, directory, None).drop_log(&resources)
+        // The files stay as the database has them.
+        let resources = Resources::of_cache(0).without_compactions();
+        Self::open_in(directory, &resources, None)?.drop_log(&resources)
     }
 
     /// Whole files go, and no record is touched.
@@ -198,6 +191,8 @@ pub struct Resources {
     /// All memtables of a database together, of which some wait to be flushed; beyond it the largest is flushed early.
     write_buffers: usize,
     background_jobs: i32,
+    /// Whether RocksDB merges files by itself.
+    compacts: bool,
 }
 
 impl Resources {
@@ -208,12 +203,18 @@ impl Resources {
             cache: Cache::new_lru_cache(size(cache_bytes)),
             write_buffers: size(budget.write_buffers),
             background_jobs: budget.background_jobs,
+            compacts: true,
         }
     }
 
     /// A block cache of so many bytes, and the rest as a master has it that nobody has limited.
     pub fn of_cache(bytes: u64) -> Self {
         Self::new(bytes, &Budgets::default().master)
+    }
+
+    /// The same for databases whose files stay as they were written: what files there are depends on no thread.
+    pub fn without_compactions(self) -> Self {
+        Self { compacts: false, ..self }
     }
 }
 
@@ -242,6 +243,7 @@ fn family_options(family: Family, resources: &Resources) -> Options {
     table.set_pin_l0_filter_and_index_blocks_in_cache(true);
     let mut options = Options::default();
     options.set_compression_type(DBCompressionType::Lz4);
+    options.set_disable_auto_compactions(!resources.compacts);
     match family {
         Family::Inode | Family::Dentry | Family::Extent => {
             table.set_bloom_filter(10.0, false);
@@ -257,4 +259,25 @@ fn family_options(family: Family, resources: &Resources) -> Options {
     }
     options.set_block_based_table_factory(&table);
     options
+}
+
+#[cfg(test)]
+mod tests {
+    use rocksdb::WaitForCompactOptions;
+
+    use super::*;
+
+    #[test]
+    fn files_stay_as_they_were_written_where_nothing_compacts_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let resources = Resources::of_cache(1 << 20).without_compactions();
+        let database = Database::open_in(dir.path(), &resources, None).unwrap();
+        let family = database.family(Family::Meta);
+        for number in 0..10u8 {
+            database.raw().put_cf(family, b"key", [number]).unwrap();
+            database.raw().flush_cf(family).unwrap();
+        }
+        database.raw().wait_for_compact(&WaitForCompactOptions::default()).unwrap();
+        assert_eq!(database.raw().live_files().unwrap().len(), 10);
+    }
 }

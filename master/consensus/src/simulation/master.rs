@@ -316,7 +316,9 @@ pub fn seen(tables: Tables<'_>, inode: u64) -> Result<Option<Seen>, ConsensusErr
 
 /// Starts a master on a host.
 async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) -> Result<Life, ConsensusError> {
-    let database = Arc::new(CurrentDatabase::open(&directory, Resources::of_cache(1 << 20), Lock::take(&directory)?)?);
+    // Each file of a snapshot is a step of its own: a seed has one course only where their number is always the same.
+    let resources = Resources::of_cache(1 << 20).without_compactions();
+    let database = Arc::new(CurrentDatabase::open(&directory, resources, Lock::take(&directory)?)?);
     let (id, clock) = (host.id, Arc::new(clock));
     let identity = match Identity::read(&database.get())? {
         Some(known) => known,
