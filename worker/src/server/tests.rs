@@ -571,9 +571,9 @@ async fn answers_overtake_one_another_and_can_be_cancelled() {
         part: None,
     };
     let slow_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 60_000 }).await;
-    let short_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 100 }).await;
     let fast_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&fast)], deadline_ms: 0 }).await;
     assert_eq!(client.receive().await.unwrap().request_id, fast_id);
+    let short_id = client.send(FrameKind::Read, &ReadRequest { items: vec![item(&slow)], deadline_ms: 100 }).await;
     let expired = client.receive().await.unwrap();
     assert_eq!(expired.request_id, short_id);
     assert_eq!(expired.decode::<ReadReply>(FrameKind::ReadReply).items[0].status(), Status::Deadline);
