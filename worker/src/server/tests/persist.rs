@@ -283,7 +283,8 @@ async fn what_nobody_waits_for_any_more_is_given_up() {
     let bench = Fixture::new("persist-gone").await;
     let mut client = bench.tcp().await;
     write(&mut client, &block(1, 0), &noise(BLOCK as usize)).await;
-    bench.mounts.inject(1, Faults { delay: Duration::from_millis(300), ..Faults::default() });
+    // None of its parts has a turn.
+    bench.bucket.take_parts_by_turns();
     let mut asker = bench.tcp().await;
     asker.send(FrameKind::Persist, &request("gone", 1, 2 * BLOCK, &[0], 7)).await;
     let until = Instant::now() + PATIENCE;
@@ -294,6 +295,7 @@ async fn what_nobody_waits_for_any_more_is_given_up() {
     drop(asker);
     tidied(&bench).await;
     assert!(bench.bucket.keys().is_empty());
+    bench.mounts.inject(1, Faults { delay: Duration::from_secs(60), ..Faults::default() });
     let late = persist(&mut client, &PersistRequest { deadline_ms: 50, ..request("late", 1, 10, &[0], 7) }).await;
     assert_eq!(late.status(), Status::Deadline);
     let uploads = bench.uploads.clone();
