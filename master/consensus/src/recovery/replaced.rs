@@ -2,6 +2,7 @@
 //! the next start finds the earlier one or the new one, whole.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use cavern_state::StateError;
@@ -231,24 +232,29 @@ fn one_that_cannot_take_the_place_changes_nothing() {
 #[test]
 fn entries_that_are_written_meanwhile_are_in_the_next_database() {
     let (_dir, current, checkpoint) = filled();
-    let stop = AtomicBool::new(false);
+    let (stop, (told, puts)) = (AtomicBool::new(false), mpsc::channel());
     let written = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
+        let (current, stop) = (&current, &stop);
+        let writer = scope.spawn(move || {
             let mut index = 6_u64;
             while !stop.load(Ordering::Relaxed) {
                 index += 1;
                 let _same = current.lock_writing().unwrap();
                 put(&current.get(), Family::RaftLog, &index.to_be_bytes(), b"entry");
+                told.send(()).unwrap();
             }
             index
         });
         for _ in 0..5 {
             let next = current.prepare(&checkpoint).unwrap();
+            // At least one is written between the two.
+            puts.try_iter().for_each(drop);
+            puts.recv().unwrap();
             current.replace(next, |from, to| carry_over(from, to, Some(covered()))).unwrap();
         }
         stop.store(true, Ordering::Relaxed);
         writer.join().unwrap()
     });
-    assert!(written > 7, "{written}");
+    assert!(written > 10, "{written}");
     assert_eq!(read(&current.get()).2, (5..=written).collect::<Vec<_>>());
 }
