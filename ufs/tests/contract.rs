@@ -5,7 +5,7 @@
 mod support;
 
 use bytes::Bytes;
-use cavern_conf::{Interval, schema};
+use cavern_conf::schema;
 use cavern_ufs::{ListMode, Metadata, ObjectMeta, Precondition, Ufs, UfsError, named};
 use support::contract::{self, Abort};
 use support::gcs::Gcs;
@@ -16,19 +16,13 @@ use support::{Bucket, conf, keys, options};
 const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Programs that are not written for speed have their time.
-fn patient() -> schema::Ufs {
-    let time = Interval::secs(20);
-    schema::Ufs { request_timeout: time, io_timeout: time, ..conf() }
-}
-
 fn azurite(store: &Outside, key: &str) -> Ufs {
     let options = options(&[
         ("azblob.account", ACCOUNT),
         ("azblob.endpoint_url", &store.endpoint),
         ("azblob.credentials.key", key),
     ]);
-    Ufs::open("azblob://data", &options, &patient()).unwrap()
+    Ufs::open("azblob://data", &options, &conf()).unwrap()
 }
 
 #[tokio::test]
@@ -40,14 +34,14 @@ async fn a_bucket_in_memory_keeps_the_contract() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_of_s3_keeps_the_contract() {
     let bucket = Bucket::start().await;
-    contract::keeps(&bucket.ufs_with(&patient()), Abort::TakesParts).await;
+    contract::keeps(&bucket.ufs(), Abort::TakesParts).await;
     bucket.s3.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_of_google_keeps_the_contract() {
     let store = Gcs::start().await;
-    let ufs = store.ufs(&patient());
+    let ufs = store.ufs(&conf());
     contract::keeps(&ufs, Abort::TakesParts).await;
     assert_eq!(store.state.lock().tokens, 1, "one token for all");
     assert_eq!(ufs.store_id(), format!("gs+{}/data", store.url));
@@ -191,7 +185,7 @@ async fn what_azurite_refuses_is_told_with_what_to_check() {
         ("azblob.endpoint_url", &store.endpoint),
         ("azblob.credentials.key", KEY),
     ]);
-    let none = Ufs::open("azblob://none", &options, &patient()).unwrap().check().await.unwrap_err();
+    let none = Ufs::open("azblob://none", &options, &conf()).unwrap().check().await.unwrap_err();
     assert!(matches!(none, UfsError::NoBucket { .. }) && none.to_string().contains("azblob.account"), "{none}");
 }
 
@@ -201,7 +195,7 @@ async fn what_azurite_refuses_is_told_with_what_to_check() {
 async fn a_bucket_of_fake_gcs_server_is_read_and_written() {
     let store = Outside::serve("fake-gcs-server", "data");
     let options = options(&[("gs.endpoint_url", &store.endpoint), ("gs.anonymous", "true")]);
-    let ufs = Ufs::open("gs://data", &options, &patient()).unwrap();
+    let ufs = Ufs::open("gs://data", &options, &conf()).unwrap();
     ufs.check().await.unwrap();
     contract::nothing_there(&ufs).await;
     contract::reads(&ufs).await;

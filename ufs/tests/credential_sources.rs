@@ -468,9 +468,10 @@ async fn an_sts_that_refuses_hangs_or_may_not_be_asked_is_named() {
     let ended = Server::start(|_| Some((200, session("AssumeRole", (ACCESS, SECRET, "hush"), Duration::ZERO)))).await;
     let conf = schema::Ufs { endpoints: vec![refusing.url.clone(), silent.url.clone()], retries: 0, ..conf() };
     let listed = schema::Ufs { endpoints: vec!["127.0.0.1".to_owned()], ..conf.clone() };
+    let waits_briefly = schema::Ufs { request_timeout: cavern_conf::Interval::millis(500), ..conf.clone() };
     for (conf, sts, kind, parts) in [
         (&conf, refusing.url.as_str(), "denied", [ROLE, "403 Forbidden: AccessDenied: User: x is not authorized"]),
-        (&conf, &silent.url, "unavailable", [ROLE, "has not answered for 400ms"]),
+        (&waits_briefly, &silent.url, "unavailable", [ROLE, "has not answered for 400ms"]),
         (&listed, &senseless.url, "denied", [ROLE, "no credentials that can be used"]),
         (&listed, &ended.url, "denied", [ROLE, "ended already"]),
         (&conf, &senseless.url, "not_allowed", ["s3.sts_endpoint_url", "ufs.endpoints"]),

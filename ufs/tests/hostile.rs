@@ -6,8 +6,9 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use cavern_conf::schema;
 use cavern_ufs::{Denial, ListMode, Ufs, UfsError};
-use support::{conf, options};
+use support::{conf, hasty, options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -50,8 +51,12 @@ impl Server {
     }
 
     fn ufs(&self) -> Ufs {
+        self.ufs_with(&conf())
+    }
+
+    fn ufs_with(&self, conf: &schema::Ufs) -> Ufs {
         let options = options(&[("s3.endpoint_url", &self.url), ("s3.anonymous", "true")]);
-        Ufs::open("s3://data", &options, &conf()).unwrap()
+        Ufs::open("s3://data", &options, conf).unwrap()
     }
 }
 
@@ -145,7 +150,7 @@ async fn a_dripping_body_is_as_late_as_a_silent_one() {
     let head = "HTTP/1.1 206 Partial Content\ncontent-length: 100\ncontent-range: bytes 0-99/100\n";
     let drip = Answer { head, body: vec![1; 100], pause: Duration::from_millis(100) };
     let server = Server::start(drip).await;
-    let ufs = server.ufs();
+    let ufs = server.ufs_with(&hasty());
     let began = Instant::now();
     let mut stream = ufs.get("k", "", 0..100).await.unwrap();
     let error = loop {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_ufs::{Faults, ListMode, MemoryBucket, Ufs, UfsError};
-use support::{conf, keys, options, pages};
+use support::{conf, hasty, keys, options, pages};
 
 #[tokio::test]
 async fn memory_is_a_bucket() {
@@ -234,7 +234,7 @@ async fn injected_faults_are_retried_and_counted() {
 
 #[tokio::test]
 async fn an_answer_that_is_late_by_design_is_late() {
-    let ufs = Ufs::open("memory://late", &options(&[]), &conf()).unwrap();
+    let ufs = Ufs::open("memory://late", &options(&[]), &hasty()).unwrap();
     let slow = ufs.with_faults(Faults { delay: Duration::from_secs(60), ..Faults::default() });
     assert!(matches!(slow.check().await, Err(UfsError::Deadline { .. })));
 }

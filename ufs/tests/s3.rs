@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cavern_dev_s3::{FaultKind, FaultRule, Kind};
 use cavern_ufs::{Contents, ListMode, Ufs, UfsError};
 use futures::StreamExt;
-use support::{BUCKET, Bucket, conf, keys, options, pages};
+use support::{BUCKET, Bucket, conf, hasty, keys, options, pages};
 
 fn fault(kind: FaultKind, operations: &[&str]) -> FaultRule {
     let operations = operations.iter().map(|name| (*name).to_owned()).collect();
@@ -178,7 +178,7 @@ async fn an_endpoint_without_a_server_is_unavailable() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for endpoint in [format!("http://{free}"), format!("https://{free}"), "http://cavern.invalid:9000".to_owned()] {
         let options = options(&[("s3.endpoint_url", &endpoint), ("s3.anonymous", "true")]);
-        let ufs = Ufs::open("s3://data", &options, &conf()).unwrap();
+        let ufs = Ufs::open("s3://data", &options, &hasty()).unwrap();
         let began = Instant::now();
         let error = ufs.check().await.unwrap_err();
         assert!(began.elapsed() < ufs.deadline(0) + Duration::from_secs(1));
@@ -192,7 +192,7 @@ async fn an_endpoint_without_a_server_is_unavailable() {
 async fn a_store_that_hangs_ends_in_a_deadline_and_heals() {
     let bucket = Bucket::start().await;
     let etag = bucket.put("k", &[7; 100]);
-    let ufs = bucket.ufs();
+    let ufs = bucket.ufs_with(&hasty());
     bucket.s3.faults().add(fault(FaultKind::Hang, &[])).unwrap();
     let began = Instant::now();
     let error = ufs.get_bytes("k", &etag, 0..100).await.unwrap_err();
@@ -284,10 +284,9 @@ async fn a_broken_body_goes_on_with_the_same_version_or_fails() {
 async fn the_limit_of_requests_in_flight_is_shared_by_all_handles() {
     let bucket = Bucket::start().await;
     let etag = bucket.put("k", &[1; 10]);
-    let mut conf = conf();
-    conf.concurrency = 1;
-    conf.retries = 0;
-    let (one, two) = (bucket.ufs_with(&conf), bucket.ufs_with(&conf));
+    let (mut patient, mut hasty) = (conf(), hasty());
+    (patient.concurrency, hasty.concurrency) = (1, 1);
+    let (one, two) = (bucket.ufs_with(&patient), bucket.ufs_with(&hasty));
     let held = one.get("k", &etag, 0..10).await.unwrap();
     let error = two.get_bytes("k", &etag, 0..10).await.unwrap_err();
     assert!(error.to_string().contains("ufs.concurrency"), "{error}");

@@ -23,12 +23,13 @@ pub struct Bucket {
 
 pub const BUCKET: &str = "data";
 
-/// Deadlines short enough for a test that waits for them, and few retries.
+/// Few retries, and deadlines that a host which has much else to do does not miss.
 pub fn conf() -> schema::Ufs {
+    let time = Interval::secs(20);
     schema::Ufs {
-        connect_timeout: Interval::millis(500),
-        request_timeout: Interval::millis(500),
-        io_timeout: Interval::millis(500),
+        connect_timeout: time,
+        request_timeout: time,
+        io_timeout: time,
         retries: 2,
         retry_backoff: Interval::millis(1),
         retry_backoff_max: Interval::millis(4),
@@ -37,6 +38,12 @@ pub fn conf() -> schema::Ufs {
         endpoints: vec!["127.0.0.1".to_owned()],
         instance_credentials: false,
     }
+}
+
+/// Deadlines short enough for a test that waits for them.
+pub fn hasty() -> schema::Ufs {
+    let time = Interval::millis(500);
+    schema::Ufs { connect_timeout: time, request_timeout: time, io_timeout: time, ..conf() }
 }
 
 pub fn options(pairs: &[(&str, &str)]) -> HashMap<String, String> {
