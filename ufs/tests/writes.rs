@@ -168,8 +168,8 @@ async fn a_write_whose_answer_was_lost_is_known_again() {
 async fn a_store_may_take_its_time_to_put_parts_together() {
     let store = Fake::start().await;
     // A part may take one and a half second and the time of a request.
-    let short = Interval::millis(250);
-    let ufs = store.ufs(&schema::Ufs { request_timeout: short, io_timeout: short, retries: 1, ..conf() });
+    let (request_timeout, io_timeout) = (Interval::millis(1000), Interval::millis(250));
+    let ufs = store.ufs(&schema::Ufs { request_timeout, io_timeout, retries: 1, ..conf() });
     let body = Bytes::from_static(b"body");
     let complete = async |key: &str, metadata: Metadata| {
         let upload = ufs.begin_multipart(key, &metadata).await.unwrap();
@@ -177,12 +177,12 @@ async fn a_store_may_take_its_time_to_put_parts_together() {
         upload.complete(&[part], Precondition::Nothing).await
     };
     // With blanks before the answer, and longer than anything else may take.
-    store.state.lock().completion = Duration::from_millis(700);
+    store.state.lock().completion = Duration::from_millis(1400);
     let etag = complete("slow", Metadata::new()).await.unwrap();
     assert_eq!(ufs.head("slow").await.unwrap().etag, etag);
     assert_eq!((store.count("POST /data/slow?uploadId"), ufs.stats().retries), (1, 0));
     // So long that nobody hears of it.
-    store.state.lock().completion = Duration::from_millis(2500);
+    store.state.lock().completion = Duration::from_millis(3500);
     let etag = complete("slower", named(Metadata::new())).await.unwrap();
     assert_eq!((ufs.head("slower").await.unwrap().etag, ufs.stats().retries), (etag, 1));
 
