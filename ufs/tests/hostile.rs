@@ -10,7 +10,7 @@ use cavern_conf::schema;
 use cavern_ufs::{Denial, ListMode, Ufs, UfsError};
 use support::{conf, hasty, options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 /// A server that gives the same answer to every request and closes; its task ends when it is dropped.
@@ -166,13 +166,13 @@ async fn a_dripping_body_is_as_late_as_a_silent_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_is_waited_for_by_who_is_patient_and_a_refusal_by_nobody() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let url = format!("http://{address}");
+    // Nobody else gets the port, and nobody listens there yet.
+    let port = TcpSocket::new_v4().unwrap();
+    port.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", port.local_addr().unwrap());
     let options = options(&[("s3.endpoint_url", &url), ("s3.anonymous", "true")]);
     let ufs = Ufs::open("s3://data", &options, &conf()).unwrap();
     let patient = ufs.patient(Duration::from_secs(600));
-    drop(listener);
     let error = ufs.head("k").await.unwrap_err();
     assert!(error.is_outage(), "{error}");
     let before = ufs.stats().retries;
@@ -182,8 +182,7 @@ async fn an_outage_is_waited_for_by_who_is_patient_and_a_refusal_by_nobody() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let head = "HTTP/1.1 206 Partial Content\ncontent-range: bytes 10-13/100\n";
-    let listener = TcpListener::bind(address).await.unwrap();
-    let server = Server::at(listener, Answer { head, body: b"abcd".to_vec(), pause: Duration::ZERO });
+    let server = Server::at(port.listen(16).unwrap(), Answer { head, body: b"abcd".to_vec(), pause: Duration::ZERO });
     assert_eq!(reading.await.unwrap().unwrap(), "abcd");
     drop(server);
     let server = Server::answering("HTTP/1.1 403 Forbidden\n", b"").await;

@@ -10,6 +10,7 @@ use cavern_dev_s3::{FaultKind, FaultRule, Kind};
 use cavern_ufs::{Contents, ListMode, Ufs, UfsError};
 use futures::StreamExt;
 use support::{BUCKET, Bucket, conf, hasty, keys, options, pages};
+use tokio::net::TcpSocket;
 
 fn fault(kind: FaultKind, operations: &[&str]) -> FaultRule {
     let operations = operations.iter().map(|name| (*name).to_owned()).collect();
@@ -175,7 +176,10 @@ async fn wrong_credentials_and_a_missing_bucket_are_told_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_without_a_server_is_unavailable() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Nobody else gets the port, and nobody listens there.
+    let port = TcpSocket::new_v4().unwrap();
+    port.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let free = port.local_addr().unwrap();
     for endpoint in [format!("http://{free}"), format!("https://{free}"), "http://cavern.invalid:9000".to_owned()] {
         let options = options(&[("s3.endpoint_url", &endpoint), ("s3.anonymous", "true")]);
         let ufs = Ufs::open("s3://data", &options, &hasty()).unwrap();
