@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop there")]
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -19,6 +18,7 @@ use cavern_proto::data::{self, BlockRef, Range, Status, SyncRequest, WriteReques
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use cavern_proto::master::{Worker, WorkerTable};
 use cavern_security::Transport;
+use tokio::net::TcpSocket;
 use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -46,8 +46,13 @@ fn of_blocks(blocks: Vec<BlockRef>) -> SyncRequest {
     SyncRequest { blocks, failed: Vec::new() }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// A port that nobody else gets while the socket is held, and where one worker after another may listen.
+fn held_port() -> (TcpSocket, u16) {
+    let held = TcpSocket::new_v4().unwrap();
+    held.set_reuseaddr(true).unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = held.local_addr().unwrap().port();
+    (held, port)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +110,7 @@ fn status_of<T: std::fmt::Debug>(result: Result<T, NetError>) -> Status {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_reserves_writes_syncs_and_frees() {
-    let (home, port) = (tempfile::tempdir().unwrap(), free_port());
+    let (home, (_held, port)) = (tempfile::tempdir().unwrap(), held_port());
     let stop = CancellationToken::new();
     let worker = tokio::spawn(cavern_worker::run(config(home.path(), port), stop.clone()));
     for way in [Way::Unix, Way::Tcp] {
@@ -276,7 +281,7 @@ async fn change(pool: Arc<WorkerPool>, mut own: Vec<Known>, mut seed: u64, done:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kill_9_in_the_middle_of_writes_loses_nothing_that_was_answered() {
-    let (home, port) = (tempfile::tempdir().unwrap(), free_port());
+    let (home, (_held, port)) = (tempfile::tempdir().unwrap(), held_port());
     let fresh = |inode| Known { inode, bytes: vec![0; BLOCK_BYTES], exists: false, unanswered: None };
     let mut own: Vec<Vec<Known>> = (0..4).map(|task| (0..4).map(|block| fresh(task * 4 + block)).collect()).collect();
     let mut worker = Process::start(home.path(), port);

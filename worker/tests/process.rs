@@ -17,7 +17,7 @@ use cavern_worker::WorkerError;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -218,8 +218,12 @@ fn put(bucket: &str, key: &str, bytes: &[u8], config: &Config) -> BlockRef {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_serves_registers_and_survives_restarts() {
     let dir = tempfile::tempdir().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let master = listener.local_addr().unwrap().to_string();
+    // Held, so that nobody else gets the port while the master is gone.
+    let held = TcpSocket::new_v4().unwrap();
+    held.set_reuseaddr(true).unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let master = held.local_addr().unwrap().to_string();
+    let listener = TcpListener::bind(&master).await.unwrap();
     let config = config(&dir, &master);
     let script = Arc::new(Script::default());
     *script.cluster_id.lock() = "c1".to_owned();
