@@ -27,11 +27,16 @@ fn make(name: &str, kind: Kind) -> Change {
 
 async fn started(name: &str) -> (FakeMaster, Arc<Client>) {
     let master = FakeMaster::start(name).await;
+    let client = begin(&master).await;
+    (master, client)
+}
+
+async fn begin(master: &FakeMaster) -> Arc<Client> {
     master.fs_mode();
-    let client = connect(&config(&master)).await;
+    let client = connect(&config(master)).await;
     // The directory is known, as it is when a kernel asks for something in it.
     client.metadata().resolve("/m").await.unwrap();
-    (master, client)
+    client
 }
 
 async fn create(client: &Client, name: &str) -> Result<Changed, ClientError> {
@@ -225,7 +230,10 @@ async fn a_session_that_ends_leaves_its_changes_unknown_and_numbers_begin_anew()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_whose_time_is_up_is_made_once_and_the_session_that_makes_it_goes_on() {
-    let (master, client) = started("late").await;
+    let master = FakeMaster::start("late").await;
+    // The session's stream breaks meanwhile.
+    master.set_lease(Duration::from_secs(1));
+    let client = begin(&master).await;
     create(&client, "a").await.unwrap();
     master.hang(true);
     let began = Instant::now();

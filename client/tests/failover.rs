@@ -5,7 +5,6 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cavern_client::{Changed, Client, ClientError};
 use cavern_proto::master::mutation::Change;
@@ -26,7 +25,6 @@ enum Configured {
 async fn started(name: &str, configured: Configured) -> (FakeMaster, FakeMaster, Arc<Client>) {
     let old = FakeMaster::start(name).await;
     old.fs_mode();
-    old.set_lease(Duration::from_secs(20));
     let new = old.follower().await;
     let mut config = config(&old);
     if matches!(configured, Configured::Both) {

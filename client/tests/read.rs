@@ -381,7 +381,6 @@ async fn who_has_waited_for_a_master_longer_than_a_read_may_take_is_served_when_
         cluster.workers[0].put("", "", bytes.clone());
         cluster.workers[0].keep_cold();
         cluster.master.fs_mode();
-        cluster.master.set_lease(Duration::from_secs(60));
         cluster.master.put_block(MOUNT_ROOT, "f", 1, bytes.len() as u64);
         cluster.config.client.read_timeout = Interval::millis(400);
         cluster.config.client.worker_timeout = Interval::millis(2000);
@@ -509,11 +508,13 @@ async fn what_was_read_ahead_is_given_out_no_more_when_the_file_may_have_changed
     cluster.stop(client).await;
 
     let (cluster, _) = fs_mode("fs-lapsed", 1, &old).await;
+    // It can be waited for, and does not end before something is buffered.
+    cluster.master.set_lease(Duration::from_secs(3));
     let client = cluster.client().await;
     let file = open(&client, "f").await;
     buffer_and_replace(&cluster, &file, &old, &new).await;
     cluster.master.hang(true);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while file.read(AHEAD, 1000).await.unwrap() != new[ahead.clone()] {
         assert!(Instant::now() < deadline, "without a lease nobody tells of changes");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -693,8 +694,6 @@ async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_of_workers_that_comes_late_replaces_no_later_one() {
     let cluster = Cluster::new("late-table", Vec::new()).await;
-    // No other session begins, with which the table is asked for.
-    cluster.master.set_lease(Duration::from_secs(20));
     let client = cluster.client().await;
     let asked = || cluster.master.count("ListWorkers");
     until("the session has begun", || asked() == 2).await;

@@ -25,7 +25,8 @@ use super::views::FakeViews;
 
 pub const ROOT: u64 = 1;
 pub const MOUNT_ROOT: u64 = 2;
-const LEASE_MS: u32 = 1000;
+/// Longer than a test stands still on a busy machine: no session lapses that is not made to.
+const LEASE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(100);
 
 type Pages = Pin<Box<dyn Stream<Item = Result<ReadDirPage, Status>> + Send>>;
@@ -130,7 +131,7 @@ impl FakeMaster {
             mount,
             mounts_epoch: 1,
             next_inode: 100,
-            lease_ms: LEASE_MS,
+            lease_ms: LEASE.as_millis() as u32,
             age_after_refresh_ms: Some(0),
             ..State::default()
         };
