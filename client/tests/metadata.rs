@@ -186,7 +186,7 @@ async fn a_replaced_object_is_another_inode_and_is_acknowledged_after_it_was_pas
     master.put_file(MOUNT_ROOT, "b", "e1", 5);
     until("later events are taken in", || sink.events.lock().iter().any(|event| event.contains("/b "))).await;
     until("the client has let go", || master.invalidated() == master.seq()).await;
-    assert!(begun.elapsed() < SHORT_LEASE / 3, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < SHORT_LEASE / 2, "{:?}", begun.elapsed());
     tokio::time::sleep(SHORT_LEASE * 4 / 3).await;
     assert!(!metadata.has_lapsed(), "signs of life go on");
     assert!(master.acknowledged() < replaced, "they acknowledge nothing that was not passed on");
@@ -308,9 +308,11 @@ async fn silence_is_the_masters_only_when_nobody_answers() {
     let before = master.put_file(MOUNT_ROOT, "a", "e1", 5);
     let client = connect(&config(&master)).await;
     let metadata = client.metadata();
-    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, before);
+    // So short a lease may lapse in between, on a busy machine.
+    while !is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before) {
+        assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, before);
+    }
     let after = master.put_file_unannounced(MOUNT_ROOT, "a", "e2", 6);
-    assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), before));
     // As a process finds it that goes on after it was stopped: all deadlines are past, and no event has arrived.
     master.hang(true);
     until("the lease is over", || metadata.has_lapsed()).await;
@@ -345,7 +347,8 @@ async fn a_dead_master_leaves_the_cache_usable_and_its_return_clears_it() {
         assert!(is_hit(&metadata.cached_lookup(MOUNT_ROOT, b"a"), inode));
         assert_eq!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.len(), 2);
     }
-    assert!(started.elapsed() < Duration::from_millis(500), "the breaker is open: {:?}", started.elapsed());
+    // One that waited would do so for `client.metadata_timeout`.
+    assert!(started.elapsed() < Duration::from_millis(1500), "the breaker is open: {:?}", started.elapsed());
     assert!(metadata.trust(&node) <= Duration::from_secs(1));
     let resets = client.stats().watch_resets.get();
     let replaced = master.put_file(MOUNT_ROOT, "a", "e2", 6);
@@ -373,7 +376,8 @@ async fn who_has_nothing_cached_waits_for_a_master_that_restarts() {
     let asked = client.master().call_as("Status", RetryPolicy::UntilDeadline, deadline, |mut stubs| async move {
         stubs.cluster.status(cavern_proto::master::StatusRequest::default()).await
     });
-    assert!(asked.await.is_err() && client.master().is_silent());
+    assert!(asked.await.is_err());
+    until("nobody answers", || client.master().is_silent()).await;
     let answers = async {
         futures::join!(
             metadata.lookup(directory, b"f"),
@@ -418,13 +422,13 @@ async fn a_hanging_master_keeps_nobody_longer_than_the_deadline() {
     master.hang(true);
     let started = Instant::now();
     assert_eq!(metadata.lookup(MOUNT_ROOT, b"b").await.unwrap_err().errno(), 5);
-    assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     // The lease lapses: what is cached is still served, whatever is asked.
     let deadline = Instant::now() + Duration::from_millis(2500);
     while Instant::now() < deadline {
         let started = Instant::now();
         assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, inode);
-        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_millis(1200), "{:?}", started.elapsed());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     master.hang(false);
