@@ -194,10 +194,13 @@ fn answered(message: &[u8]) -> http::Response<Body> {
     response
 }
 
-/// An address at which nobody listens.
+/// An address at which nobody listens: its port is taken until the test ends.
 pub fn nobody() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    std::mem::forget(socket);
+    address
 }
 
 pub fn config(masters: &[String], timeout: Duration) -> Config {
