@@ -1,6 +1,7 @@
 //! A master that keeps its namespace in memory and counts what it is asked.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use cavern_proto::master::views_server::ViewsServer;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::*;
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tokio_stream::{Stream, StreamExt};
@@ -41,8 +42,29 @@ type Counting = Pin<Box<dyn Stream<Item = Result<UsageProgress, Status>> + Send>
 pub struct FakeMaster {
     service: Service,
     pub views: FakeViews,
-    address: SocketAddr,
+    port: Port,
     server: Mutex<Option<Server>>,
+}
+
+/// A port of this host that nobody else is given while the master is away: the socket itself never listens.
+struct Port {
+    address: SocketAddr,
+    _taken: TcpSocket,
+}
+
+impl Port {
+    fn take() -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self { address: socket.local_addr().unwrap(), _taken: socket }
+    }
+
+    fn listen(&self) -> io::Result<std::net::TcpListener> {
+        let listener = std::net::TcpListener::bind(self.address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    }
 }
 
 #[derive(Clone)]
@@ -105,9 +127,6 @@ pub struct State {
 impl FakeMaster {
     /// A master with an empty mount of `memory://NAME` at /m.
     pub async fn start(bucket: &str) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
         let mount = Mount {
             id: 1,
             path: "/m".into(),
@@ -146,16 +165,13 @@ impl FakeMaster {
             touching: Arc::default(),
             workers_held: Arc::default(),
         };
-        let master = Self { service, views: FakeViews::default(), address, server: Mutex::default() };
-        master.serve(listener);
+        let master = Self { service, views: FakeViews::default(), port: Port::take(), server: Mutex::default() };
+        master.serve(master.port.listen().unwrap());
         master
     }
 
     /// Another master of the same group, which follows this one and names it.
     pub async fn follower(&self) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
         let service = Service {
             state: self.service.state.clone(),
             hung: Arc::default(),
@@ -164,9 +180,9 @@ impl FakeMaster {
             touching: Arc::default(),
             workers_held: Arc::default(),
         };
-        let master = Self { service, views: self.views.clone(), address, server: Mutex::default() };
+        let master = Self { service, views: self.views.clone(), port: Port::take(), server: Mutex::default() };
         master.follow(Some(self));
-        master.serve(listener);
+        master.serve(master.port.listen().unwrap());
         master
     }
 
@@ -194,7 +210,7 @@ impl FakeMaster {
     }
 
     pub fn address(&self) -> String {
-        self.address.to_string()
+        self.port.address.to_string()
     }
 
     /// As kill -9: connections break, later ones are refused.
@@ -207,11 +223,8 @@ impl FakeMaster {
     /// At the same address, with the same namespace.
     pub async fn restart(&self) {
         loop {
-            match std::net::TcpListener::bind(self.address) {
-                Ok(listener) => {
-                    listener.set_nonblocking(true).unwrap();
-                    return self.serve(listener);
-                }
+            match self.port.listen() {
+                Ok(listener) => return self.serve(listener),
                 Err(_in_use) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
