@@ -10,10 +10,7 @@ use cavern_client::{Changed, Client, ClientError};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind};
 use support::master::MOUNT_ROOT;
-use support::{FakeMaster, config, connect, until};
-
-/// More than anything here takes, on a busy machine.
-const AMPLE: cavern_conf::Interval = cavern_conf::Interval::millis(30_000);
+use support::{FakeMaster, connect, patient, until};
 
 enum Configured {
     Both,
@@ -26,11 +23,10 @@ async fn started(name: &str, configured: Configured) -> (FakeMaster, FakeMaster,
     let old = FakeMaster::start(name).await;
     old.fs_mode();
     let new = old.follower().await;
-    let mut config = config(&old);
+    let mut config = patient(&old);
     if matches!(configured, Configured::Both) {
         config.cluster.masters.push(new.address());
     }
-    config.client.metadata_timeout = AMPLE;
     let client = connect(&config).await;
     client.metadata().resolve("/m").await.unwrap();
     (old, new, client)

@@ -14,7 +14,7 @@ use cavern_proto::master::SetAttr;
 use proptest::prelude::*;
 use support::master::MOUNT_ROOT;
 use support::worker::DataName;
-use support::{FakeMaster, FakeWorker, Mood, config, connect, content};
+use support::{FakeMaster, FakeWorker, Mood, connect, content, patient};
 
 const BLOCK: u64 = CHUNK_BYTES as u64;
 /// Three blocks, of which the last is not whole.
@@ -44,7 +44,7 @@ impl Fixture {
         for (index, block) in (0..).zip(bytes.chunks(BLOCK as usize)) {
             worker.put_data((inode, 1, index), block.to_vec());
         }
-        let client = connect(&config(&master)).await;
+        let client = connect(&patient(&master)).await;
         let file = client.open_to_read(&client.metadata().node(inode).await.unwrap()).await.unwrap();
         Self { master, worker, client, inode, file, latest: 1, frozen: HashMap::new() }
     }

@@ -255,6 +255,8 @@ async fn a_wrong_part_is_reported_and_read_elsewhere() {
 async fn random_readers_of_parts_stay_within_the_budget() {
     let mut cluster = Cluster::new("parts-budget", vec![FakeWorker::remote(1).await]).await;
     cluster.config.client.memory_budget = ByteSize::mib(1);
+    cluster.config.client.read_timeout = Interval::secs(60);
+    cluster.config.client.worker_timeout = Interval::secs(60);
     let bytes = content(23, 8 * MIB);
     cluster.put("a", &bytes);
     let client = cluster.client().await;
@@ -298,7 +300,7 @@ async fn a_sequential_reader_finds_its_bytes_already_there() {
             }
             assert!(buffer == bytes[start..start + MIB / 4], "{name} at {start}");
             // A reader that does something with its bytes.
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(without_waiting >= 70, "{name}: {without_waiting} of 96 reads");
         let stats = client.stats();
@@ -337,7 +339,9 @@ async fn a_worker_that_misbehaves_gives_way_to_the_next_source() {
         for (way, worker) in
             [("local", FakeWorker::local(1, sockets.path()).await), ("remote", FakeWorker::remote(1).await)]
         {
-            let cluster = Cluster::new(&format!("{name}-{way}"), vec![worker]).await;
+            let mut cluster = Cluster::new(&format!("{name}-{way}"), vec![worker]).await;
+            cluster.config.client.worker_timeout = Interval::millis(700);
+            cluster.config.client.read_timeout = Interval::secs(20);
             let bytes = content(7, 100_000);
             cluster.put("a", &bytes);
             cluster.workers[0].set_mood(mood);
@@ -345,7 +349,7 @@ async fn a_worker_that_misbehaves_gives_way_to_the_next_source() {
             let started = Instant::now();
             let read = open(&client, "a").await.read(0, MIB).await.unwrap();
             assert!(read == bytes, "{name} {way}");
-            assert!(started.elapsed() < Duration::from_millis(2500), "{name} {way}: {:?}", started.elapsed());
+            assert!(started.elapsed() < Duration::from_secs(10), "{name} {way}: {:?}", started.elapsed());
             assert_eq!(client.stats().bucket_reads.get(), 1, "{name} {way}");
             cluster.stop(client).await;
         }
@@ -383,7 +387,7 @@ async fn who_has_waited_for_a_master_longer_than_a_read_may_take_is_served_when_
         cluster.master.fs_mode();
         cluster.master.put_block(MOUNT_ROOT, "f", 1, bytes.len() as u64);
         cluster.config.client.read_timeout = Interval::millis(400);
-        cluster.config.client.worker_timeout = Interval::millis(2000);
+        cluster.config.client.worker_timeout = Interval::secs(10);
         cluster.config.client.change_timeout = Interval::secs(20);
         let client = cluster.client().await;
         let file = open(&client, "f").await;
@@ -440,7 +444,7 @@ async fn a_sequential_reader_of_a_file_that_may_change_finds_its_bytes_already_t
         };
         assert!(read == bytes[start..start + MIB / 4], "at {start}");
         // A reader that does something with its bytes.
-        tokio::time::sleep(Duration::from_millis(2)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(without_waiting >= 60, "{without_waiting} of 96 reads");
     let stats = client.stats();
@@ -542,7 +546,8 @@ async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_a
     let bytes = content(24, 200_000);
     let (mut cluster, _) = fs_mode("fs-corrupt", 2, &bytes).await;
     cluster.config.client.hedge_percent = 0;
-    cluster.config.client.read_timeout = Interval::millis(1000);
+    cluster.config.client.worker_timeout = Interval::millis(700);
+    cluster.config.client.read_timeout = Interval::millis(2000);
     cluster.workers[0].set_mood(Mood::Corrupts);
     let client = cluster.client().await;
     let file = open(&client, "f").await;
@@ -605,7 +610,7 @@ async fn a_slow_replica_is_overtaken_by_another() {
     cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
     let started = Instant::now();
     assert!(file.read(3_000_000, 1000).await.unwrap() == bytes[3_000_000..3_001_000]);
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     assert_eq!(client.stats().hedges_won.get(), won + 1);
     cluster.stop(client).await;
 }
@@ -613,7 +618,7 @@ async fn a_slow_replica_is_overtaken_by_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_replica_that_was_overtaken_is_left_alone() {
     let bytes = content(27, 4 * MIB);
-    let (cluster, client, file) = hedging("fs-silent", Interval::millis(700), &bytes).await;
+    let (cluster, client, file) = hedging("fs-silent", Interval::secs(2), &bytes).await;
     let errors = client.stats().worker_errors.get();
     cluster.workers[0].set_mood(Mood::Hangs);
     assert!(file.read_direct(1_000_000, 1000).await.unwrap() == bytes[1_000_000..1_001_000]);
@@ -631,7 +636,7 @@ async fn no_replica_that_failed_lately_is_asked_beside_a_slow_one() {
     let bytes = content(28, 4 * MIB);
     let (cluster, client, file) = hedging("fs-resting", Interval::secs(10), &bytes).await;
     cluster.workers[1].kill().await;
-    cluster.workers[0].set_mood(Mood::Slow(Duration::from_millis(500)));
+    cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(1)));
     let errors = client.stats().worker_errors.get();
     assert!(file.read_direct(1_000_000, 1000).await.unwrap() == bytes[1_000_000..1_001_000]);
     assert!(client.stats().worker_errors.get() > errors, "the dead one was asked");
@@ -673,7 +678,7 @@ async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
     for (number, bytes) in files.iter().enumerate().take(10) {
         assert!(open(&client, &number.to_string()).await.read(0, MIB).await.unwrap() == *bytes);
     }
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert!(client.stats().worker_errors.get() >= 1);
     let other = FakeWorker::remote(2).await;
     for (number, bytes) in files.iter().enumerate() {
@@ -750,8 +755,7 @@ async fn the_name_of_a_version_that_is_gone_leads_to_the_next_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_any_source_the_read_fails_within_its_deadline() {
     let mut cluster = Cluster::new("nothing", vec![FakeWorker::remote(1).await]).await;
-    cluster.config.client.read_timeout = Interval::millis(1000);
-    cluster.config.client.bucket_timeout = Interval::millis(1000);
+    cluster.config.client.worker_timeout = Interval::millis(700);
     cluster.put("a", &content(9, 2 * MIB));
     let client = cluster.client().await;
     let file = open(&client, "a").await;
@@ -759,7 +763,7 @@ async fn without_any_source_the_read_fails_within_its_deadline() {
     assert!(cluster.bucket.delete("a"));
     let started = Instant::now();
     let error = file.read(0, 1000).await.unwrap_err();
-    assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert_eq!(error.errno(), 116, "the bucket says that it is gone: {error}");
     cluster.stop(client).await;
 }
@@ -782,7 +786,7 @@ async fn a_slow_worker_is_overtaken_within_the_share_of_hedging() {
     cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
     let started = Instant::now();
     assert!(open(&client, "41").await.read(0, MIB).await.unwrap() == bytes);
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     assert_eq!(hedges(), (before.0 + 1, before.1 + 1));
     // The slow request goes on, so that the worker has the block the next time.
     assert_eq!(cluster.workers[0].count("Cancel"), 0);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cavern_client::{Client, File};
 use cavern_proto::master::Extent;
 use support::master::MOUNT_ROOT;
-use support::{FakeMaster, FakeWorker, config, connect};
+use support::{FakeMaster, FakeWorker, connect, patient};
 
 const MIB: u64 = 1 << 20;
 
@@ -17,7 +17,7 @@ async fn started(name: &str, workers: &[FakeWorker]) -> (FakeMaster, Arc<Client>
     let master = FakeMaster::start(name).await;
     master.fs_mode();
     master.set_workers(workers.iter().map(FakeWorker::entry).collect());
-    let client = connect(&config(&master)).await;
+    let client = connect(&patient(&master)).await;
     (master, client)
 }
 
