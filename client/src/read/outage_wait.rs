@@ -120,7 +120,7 @@ mod tests {
         assert!(outages.0.lock().is_empty());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn waiting_ends_before_the_deadline_with_the_failure() {
         let outages = OutageWaiters::default();
         let deadline = Instant::now() + Duration::from_millis(500);
