@@ -110,14 +110,8 @@ impl Core {
                 }
                 Some(true)
             }
-            Err(ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. })) => {
-                self.stats.worker_errors.inc();
-                Some(false)
-            }
-            Err(ClientError::Net(NetError::WorkerStatus { .. }) | ClientError::Corrupt { .. }) => {
-                self.stats.worker_errors.inc();
-                Some(true)
-            }
+            Err(ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. })) => Some(false),
+            Err(ClientError::Net(NetError::WorkerStatus { .. }) | ClientError::Corrupt { .. }) => Some(true),
             Err(_) => None,
         };
         match (attempt, is_answered) {
@@ -125,6 +119,10 @@ impl Core {
             (Some(attempt), Some(false)) => attempt.failed(),
             // It counts as neither.
             (attempt, _) => drop(attempt),
+        }
+        // After that: whoever sees it counted finds the worker left alone.
+        if result.is_err() && is_answered.is_some() {
+            self.stats.worker_errors.inc();
         }
         result
     }
