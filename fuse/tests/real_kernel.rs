@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 use tokio::runtime::Runtime;
 
-const DEADLINE: Duration = Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(30);
 const BIG_DIRECTORY: u64 = 2;
 const FIRST_FILE: u64 = 1000;
 /// Opening it waits for ever.

@@ -351,7 +351,7 @@ fn a_client_lets_go_though_a_directory_is_locked() {
         let changed = mounted.master.take_in_silently("a").await;
         let seq = mounted.master.announce(Event::Entry(changed));
         mounted.master.invalidated(seq).await;
-        assert!(started.elapsed() < Duration::from_secs(1), "took {:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
         // By and by every name is looked up anew, where the kernel can do that.
         mounted.master.acknowledged(seq).await;
     });

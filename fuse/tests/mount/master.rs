@@ -222,7 +222,7 @@ impl Master {
     async fn reached(number: &watch::Sender<u64>, seq: u64) {
         let mut number = number.subscribe();
         let reached = number.wait_for(|number| *number >= seq);
-        tokio::time::timeout(Duration::from_secs(10), reached).await.unwrap().unwrap();
+        tokio::time::timeout(Duration::from_secs(30), reached).await.unwrap().unwrap();
     }
 
     /// Answers nothing until `release`.
@@ -468,6 +468,8 @@ impl Cluster for Master {
                 received.fetch_add(1, Ordering::SeqCst);
             }
         });
+        // Before the number: no event is missed in between.
+        let events = BroadcastStream::new(self.state.events.subscribe());
         let seq = self.state.seq.load(Ordering::SeqCst);
         let reset = wire::Reset { session: 1, lease_ms: 5000, cluster_id: "test".to_owned() };
         let first = futures::stream::iter([Ok(WatchEvent {
@@ -476,14 +478,18 @@ impl Cluster for Master {
             event: Some(Event::Reset(reset)),
             ..WatchEvent::default()
         })]);
-        let events = BroadcastStream::new(self.state.events.subscribe());
-        let events = events.map(|event| event.map_err(|_| Status::data_loss("events were lost")));
-        let state = Arc::clone(&self.state);
+        // A tick names the last event before it in the stream: whoever acknowledges it has taken that in.
+        let passed = Arc::new(AtomicU64::new(seq));
+        let passing = Arc::clone(&passed);
+        let events = events.map(move |event| {
+            let event = event.map_err(|_| Status::data_loss("events were lost"));
+            event.inspect(|event| passing.store(event.seq, Ordering::SeqCst))
+        });
         let ticks = futures::stream::unfold((), move |()| {
-            let (state, heard) = (Arc::clone(&state), Arc::clone(&heard));
+            let (passed, heard) = (Arc::clone(&passed), Arc::clone(&heard));
             async move {
                 tokio::time::sleep(Duration::from_millis(500)).await;
-                let (seq, heard) = (state.seq.load(Ordering::SeqCst), heard.load(Ordering::SeqCst));
+                let (seq, heard) = (passed.load(Ordering::SeqCst), heard.load(Ordering::SeqCst));
                 Some((Ok(WatchEvent { seq, heard, event: Some(Event::Tick(true)), ..WatchEvent::default() }), ()))
             }
         });
