@@ -127,17 +127,22 @@ impl Network {
             command.env("CV_DEV_S3_ACCESS_KEY", KEYS.0).env("CV_DEV_S3_SECRET_KEY", KEYS.1);
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
         };
+        // Where it listens, once it does.
+        let endpoint = |store: &mut Child| {
+            let mut ready = String::new();
+            BufReader::new(store.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+            let endpoint = ready.split_whitespace().find_map(|word| word.strip_prefix("s3=")).map(str::to_owned);
+            endpoint.ok_or(ready)
+        };
         // The bucket is made from here, where the hosts cannot be reached.
         let mut here = serve(&mut Command::new(cv_path()), "127.0.0.1:0");
-        let mut ready = String::new();
-        BufReader::new(here.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let endpoint = ready.split_whitespace().find_map(|word| word.strip_prefix("s3=")).map(str::to_owned);
-        let made =
-            endpoint.map(|endpoint| S3::new(&endpoint, S3Admin::default(), KEYS.0, KEYS.1, true).create_bucket(bucket));
+        let made = endpoint(&mut here)
+            .map(|endpoint| S3::new(&endpoint, S3Admin::default(), KEYS.0, KEYS.1, true).create_bucket(bucket));
         kill_process(pid_of(&here), Signal::TERM).unwrap();
         here.wait().unwrap();
-        assert!(made.is_some(), "the object store said {ready}");
-        self.store = Some(serve(in_namespace(namespace).arg(cv_path()), "0.0.0.0:9000"));
+        made.expect("the object store listens");
+        let store = self.store.insert(serve(in_namespace(namespace).arg(cv_path()), "0.0.0.0:9000"));
+        endpoint(store).expect("the object store listens");
     }
 
     fn start_host(&mut self, name: &str, namespace: &str) {
