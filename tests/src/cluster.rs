@@ -307,7 +307,7 @@ impl Cluster {
         self.cv(&arguments);
         for fuse in &self.at_start.fuse {
             let shown = fuse.mount_point.join(path.trim_start_matches('/'));
-            eventually(&format!("{} appears", shown.display()), Duration::from_secs(10), || {
+            eventually(&format!("{} appears", shown.display()), Duration::from_secs(60), || {
                 let shown = shown.clone();
                 within("a stat on the mount", Duration::from_secs(30), move || shown.is_dir()).then_some(())
             });

@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const DAY: Duration = Duration::from_secs(86_400);
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An authority, and what it has signed.
 struct HandshakeSlot {

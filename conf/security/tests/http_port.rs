@@ -26,7 +26,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 const DAY: Duration = Duration::from_secs(86_400);
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A process with a certificate of a role, and its port.
