@@ -22,6 +22,7 @@ use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{GetGroupRequest, JoinRequest, RemoveMasterRequest, TakeKeyRequest, VoteRequest};
 use cavern_security::{Authority, Identity, Role, Tls, Transport};
 use cavern_tests::{Cluster, Options, eventually};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::transport::{Channel, Endpoint};
@@ -126,10 +127,18 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed()
 }
 
-/// What an attack must not change.
+/// What an attack must not change. What changes by itself at first has come to its end: mounts are indexed, and workers
+/// have told of their disks.
 fn state(cluster: &Cluster) -> Vec<String> {
     let shown = [&["mount", "--json"][..], &["node", "list", "--json"], &["raft", "status", "--json"]];
-    shown.map(|command| without_times(&cluster.cv(command).stdout)).to_vec()
+    eventually("all mounts are indexed, and all workers have told of their disks", PATIENCE, || {
+        let said = shown.map(|command| cluster.cv(command));
+        let [mounts, workers] = [&said[0], &said[1]].map(|said| said.json());
+        let is_indexed = |mount: &Value| mount["status"]["indexing"] == false;
+        let has_told = |worker: &Value| worker["disks"].as_array().is_some_and(|disks| !disks.is_empty());
+        let is_at_rest = mounts.as_array()?.iter().all(is_indexed) && workers.as_array()?.iter().all(has_told);
+        is_at_rest.then(|| said.map(|said| without_times(&said.stdout)).to_vec())
+    })
 }
 
 /// Without numbers, which grow by themselves.

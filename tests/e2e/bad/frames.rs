@@ -21,7 +21,7 @@ use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, PROTOCOL_VERSION
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::*;
-use cavern_tests::{Cluster, Options};
+use cavern_tests::{Cluster, Options, eventually};
 use prost::Message;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -278,7 +278,10 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     let (cluster, tree) = up();
     let master = Master::of(&cluster);
     let (watched, reader) = (Watched::start(&cluster), Reader::start(&cluster, "data", &tree));
-    let mounts = cluster.cv(&["mount", "--json"]).json();
+    let shown = || cluster.cv(&["mount", "--json"]).json();
+    let mounts = eventually("the index is complete", PATIENCE, || {
+        Some(shown()).filter(|mounts| mounts[0]["status"]["indexing"] == false)
+    });
     let (namespace, calls) = (|| master.namespace.clone(), || master.cluster.clone());
     let names: [(&str, Vec<u8>); 7] = [
         ("an empty name", vec![]),
@@ -357,7 +360,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     assert!(reply.register);
     let quiet = futures::stream::empty::<WatchRequest>();
     master.refused("a session without a name", async { calls().watch(quiet).await });
-    assert_eq!(cluster.cv(&["mount", "--json"]).json(), mounts);
+    assert_eq!(shown(), mounts);
     assert_eq!(cluster.cv(&["node", "list", "--json"]).json().as_array().map(Vec::len), Some(1));
     reader.finish();
     watched.finish(&cluster);

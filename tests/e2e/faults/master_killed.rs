@@ -7,11 +7,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cavern_tests::{COUNTED, Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Cluster, Options, eventually, eventually_or};
 
 use crate::readers::{Readers, drop_caches, shown_at};
 
 const FILES: usize = 1000;
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn cached_and_open_files_go_on_and_the_namespace_is_there_after_the_restart() {
@@ -23,7 +24,10 @@ fn cached_and_open_files_go_on_and_the_namespace_is_there_after_the_restart() {
     Readers::start(2, &tree).finish();
     let listed = walk(&cluster.path("data"));
     assert_eq!(listed.iter().filter(|path| path.is_file()).count(), FILES + 1);
-    let mounts = cluster.cv(&["mount", "--json"]).json();
+    let mounts = || cluster.cv(&["mount", "--json"]).json();
+    let before = eventually("the index is complete", PATIENCE, || {
+        Some(mounts()).filter(|mounts| mounts[0]["status"]["indexing"] == false)
+    });
 
     // Open, and only its beginning has been read.
     let mut large = File::open(cluster.path("data/large")).unwrap();
@@ -44,10 +48,13 @@ fn cached_and_open_files_go_on_and_the_namespace_is_there_after_the_restart() {
     let began = Instant::now();
     assert_eq!(walk(&cluster.path("data")), listed);
     Readers::start(8, &tree).finish();
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?} without a master", began.elapsed());
+    // Were a master waited for once for each file, it would take many times as long.
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?} without a master", began.elapsed());
 
     cluster.start("master");
-    assert_eq!(cluster.cv(&["mount", "--json"]).json(), mounts);
+    // A master that begins to lead looks first whether the index is complete.
+    let are_as_before = || (mounts() == before).then_some(());
+    eventually_or("the mounts are as before", PATIENCE, are_as_before, || format!("{before} became {}", mounts()));
     assert_eq!(walk(&cluster.path("data")), listed);
     let added = cluster.seed("second", "", 10, 1000);
     cluster.mount("s3://second", "/more", &[]);
