@@ -556,13 +556,7 @@ fn renames_copy_first_and_delete_then() {
     });
 
     // A client that is killed in the middle of it: every file is under one of its names at least.
-    cluster.s3.add_fault(&json!({ "latency_ms": 300, "operations": ["COPY"] }));
-    let (from, to) = (at("e"), at("f"));
-    let renaming = std::thread::spawn(move || fs::rename(from, to));
-    eventually("it has begun", PATIENCE, || (cluster.s3.requests("COPY") > 20).then_some(()));
-    cluster.kill("fuse");
-    assert!(renaming.join().unwrap().is_err());
-    cluster.s3.clear_faults();
+    kill_while_renaming(&cluster, &at("e"), &at("f"), "COPY");
     let objects = bucket.objects();
     for number in 0..40 {
         let is_at = |directory: &str| {
@@ -572,17 +566,22 @@ fn renames_copy_first_and_delete_then() {
     }
 }
 
-/// Renames a directory of some forty objects at a store that is slow with requests of one kind. Kills the client when
-/// half of them are answered.
-fn interrupt_rename(cluster: &Cluster, from: &Path, to: &Path, kind: &str) {
+/// Renames a directory of some forty objects at a store that leaves every fourth request of one kind without an answer:
+/// the rename does not end. Kills the client when it has sent half of them, more than are under way at a time.
+fn kill_while_renaming(cluster: &Cluster, from: &Path, to: &Path, kind: &str) {
     cluster.s3.reset_stats();
-    cluster.s3.add_fault(&json!({ "latency_ms": 1000, "operations": [kind] }));
+    cluster.s3.add_fault(&json!({ "kind": "hang", "error_rate": 0.25, "operations": [kind] }));
     let (old, new) = (from.to_owned(), to.to_owned());
     let renaming = std::thread::spawn(move || fs::rename(old, new));
     eventually("the rename is under way", PATIENCE, || (cluster.s3.requests(kind) > 20).then_some(()));
     cluster.kill("fuse");
     assert!(renaming.join().unwrap().is_err());
     cluster.s3.clear_faults();
+}
+
+/// Kills the client while it renames a directory, and begins anew.
+fn interrupt_rename(cluster: &Cluster, from: &Path, to: &Path, kind: &str) {
+    kill_while_renaming(cluster, from, to, kind);
     cluster.start("fuse");
     eventually("the mount is back", PATIENCE, || from.is_dir().then_some(()));
     // What is known of both directories is what the interrupted rename has left.
