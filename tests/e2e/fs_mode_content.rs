@@ -389,7 +389,8 @@ fn another_mount_sees_what_was_closed_and_then_what_was_synced() {
         // A reader that has it open, with the pages of the round before.
         let open = File::open(&there).ok();
         fs::write(&here, &bytes).unwrap();
-        eventually("the new content", PATIENCE, || (fs::read(&there).unwrap() == bytes).then_some(()));
+        // At first the other mount knows that there is no such file.
+        eventually("the new content", PATIENCE, || fs::read(&there).is_ok_and(|read| read == bytes).then_some(()));
         if let Some(open) = open {
             let mut seen = vec![0; bytes.len()];
             eventually("the new content of an open file", PATIENCE, || {
@@ -463,25 +464,29 @@ fn writers_go_on_while_their_worker_restarts() {
     let conf = "[master]\nworker_timeout = \"60s\"\n".to_owned();
     let cluster = mounted(Options { conf, ..Options::default() });
     let path = cluster.path("fs/file");
+    let done = Arc::new(AtomicUsize::new(0));
     let writer = thread::spawn({
-        let path = path.clone();
+        let (path, done) = (path.clone(), Arc::clone(&done));
         move || {
             let mut random = StdRng::seed_from_u64(3);
             let mut file = File::create(path).unwrap();
             let mut all = Vec::new();
-            for _ in 0..60 {
+            for number in 1..=60 {
                 let bytes = noise(&mut random, 300_000);
                 file.write_all(&bytes).unwrap();
                 file.sync_data().unwrap();
                 all.extend_from_slice(&bytes);
+                done.store(number, Ordering::Relaxed);
             }
             all
         }
     });
     while !writer.is_finished() {
+        let before = done.load(Ordering::Relaxed);
         cluster.kill("worker0");
         cluster.start("worker0");
-        thread::sleep(Duration::from_millis(300));
+        let goes_on = || writer.is_finished() || done.load(Ordering::Relaxed) > before + 9;
+        eventually("the writer goes on", PATIENCE, || goes_on().then_some(()));
     }
     assert!(fs::read(&path).unwrap() == writer.join().unwrap());
 }
