@@ -234,7 +234,8 @@ fn a_worker_that_was_started_again_is_handed_the_journals_anew() {
 
 #[test]
 fn a_replay_that_comes_when_the_session_is_over_says_what_is_lost() {
-    let mounts = up("[master]\nsession_lease = \"2s\"\n");
+    // It outlasts what is done while the master is stopped.
+    let mounts = up("[master]\nsession_lease = \"4s\"\n");
     let held = mounts.held("held");
     let worker = mounts.cluster.at_start.workers[0].clone();
     let processes = Processes::of(&mounts);

@@ -366,9 +366,9 @@ fn nothing_is_answered_that_is_not_among_the_last_words_of_the_daemon() {
     length += PIECE;
     cluster.signal(&status.fuse[0], Signal::KILL);
     thread::scope(|scope| {
-        // Well within the time that it has.
+        // Well within the second that it has.
         scope.spawn(|| {
-            thread::sleep(Duration::from_millis(300));
+            thread::sleep(Duration::from_millis(100));
             drop(stopped);
         });
         while file.write_all(&content(length / PIECE, PIECE)).is_ok() {

@@ -13,7 +13,7 @@ use rand::{Rng as _, SeedableRng as _};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client_restart::{daemon, kill_daemon};
-use crate::fs_mode_delegations::Mounts;
+use crate::fs_mode_delegations::{LONG_LEASE, Mounts};
 use crate::fs_mode_locks::{AT_ONCE, EAGAIN, EXCLUSIVE, Locker, SHARED, UNLOCK};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ fn locks_wait_for_no_master_and_whoever_asks_sees_them() {
 #[test]
 fn what_is_unlocked_before_it_is_sent_costs_the_master_nothing() {
     const PAIRS: u64 = 1000;
-    let mounts = Mounts::up(Options::default());
+    let mounts = Mounts::up(Options { conf: LONG_LEASE.to_owned(), ..Options::default() });
     let (here, there) = held_file(&mounts, "held");
     let mut one = Locker::with(&here);
     let stopped = mounts.stop_master();

@@ -22,6 +22,8 @@ use crate::client_restart::{daemon, kill_daemon};
 use crate::fs_mode_lease::Stopped;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// For a test that has much answered here while the master is stopped: nothing is when the lease is over.
+pub const LONG_LEASE: &str = "[master]\nsession_lease = \"60s\"\n";
 
 /// Two mounts of a bucket, whose daemons have successors.
 pub struct Mounts {
@@ -293,7 +295,8 @@ fn a_tree_that_is_unpacked_is_the_one_that_was_packed() {
 
 #[test]
 fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
-    let mounts = Mounts::up(Options { conf: "[master]\nsession_lease = \"2s\"\n".to_owned(), ..Options::default() });
+    // With a lease that outlasts what is done while the master is stopped.
+    let mounts = Mounts::up(Options::default());
     let held = mounts.held("held");
     let file = File::create(held.join("open")).unwrap();
     file.sync_all().unwrap();
@@ -328,7 +331,8 @@ fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
 
 #[test]
 fn what_was_answered_outlives_a_lapsed_session_that_nobody_contradicts() {
-    let mounts = Mounts::up(Options { conf: "[master]\nsession_lease = \"2s\"\n".to_owned(), ..Options::default() });
+    // With a lease that outlasts what is done while the master is stopped.
+    let mounts = Mounts::up(Options::default());
     let (held, other) = (mounts.held("held"), mounts.held("other"));
     let file = File::create(held.join("open")).unwrap();
     file.sync_all().unwrap();
@@ -380,7 +384,7 @@ fn append(path: &Path, bytes: &[u8]) {
 
 #[test]
 fn a_file_is_appended_to_and_its_bytes_are_synced_without_the_master() {
-    let mounts = Mounts::up(Options::default());
+    let mounts = Mounts::up(Options { conf: LONG_LEASE.to_owned(), ..Options::default() });
     let held = mounts.held("held");
     let log = held.join("log");
     fs::write(&log, [b'-'; 10_000]).unwrap();
@@ -483,7 +487,7 @@ fn append_new(path: &Path) {
 
 #[test]
 fn what_was_synced_without_the_master_outlives_its_client_and_gets_to_the_bucket() {
-    let conf = "[master]\nsession_lease = \"2s\"\npersist_delay = \"100ms\"\n".to_owned();
+    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
     let mounts = Mounts::up(Options { conf, ..Options::default() });
     let held = mounts.held("held");
     let path = held.join("file");
@@ -518,7 +522,8 @@ fn what_was_synced_without_the_master_outlives_its_client_and_gets_to_the_bucket
 
 #[test]
 fn who_waits_for_the_bucket_waits_for_what_was_answered() {
-    let mounts = Mounts::up(Options { conf: "[master]\npersist_delay = \"0s\"\n".to_owned(), ..Options::default() });
+    let conf = format!("{LONG_LEASE}persist_delay = \"0s\"\n");
+    let mounts = Mounts::up(Options { conf, ..Options::default() });
     let held = mounts.held("held");
     let stopped = mounts.stop_master();
     // More than is on its way at a time.

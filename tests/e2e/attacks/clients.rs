@@ -167,7 +167,9 @@ fn open_session(
 
 #[test]
 fn nobody_takes_up_the_session_of_another_when_the_master_has_changed() {
-    let cluster = up();
+    // However long the master takes to be there again, the session is not over.
+    let conf = "[master]\nsession_lease = \"60s\"\n".to_owned();
+    let cluster = Cluster::up(Options { secure: true, conf, ..Options::default() });
     cluster.seed("bucket", "x/", 1, 1000);
     cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
     // From then on the master records whose sessions are.
