@@ -15,9 +15,11 @@ use rustix::io::Errno;
 const TTL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A cluster with two mounts of its namespace, in each of which /data is `bucket`.
+/// A cluster with two mounts of its namespace, in each of which /data is `bucket`. A listing that is due is waited for,
+/// however busy the machine is.
 fn two_mounts(options: &[&str], keys: &[&'static str]) -> (Cluster, [PathBuf; 2]) {
-    let cluster = Cluster::up(Options { more_mounts: vec!["second"], ..Options::default() });
+    let conf = "[master]\nrefresh_wait = \"30s\"\n[client]\nmetadata_timeout = \"60s\"\n".to_owned();
+    let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     keys.iter().for_each(|key| drop(cluster.s3.put("bucket", key, *key)));
     cluster.mount("s3://bucket", "/data", options);

@@ -99,7 +99,8 @@ fn a_prefix_with_objects_is_used_while_it_is_indexed_and_a_killed_master_goes_on
     };
     put_all(&cluster, &in_bucket(&model));
     cluster.s3.put("bucket", "fs/d1/./hidden", "hidden");
-    cluster.s3.add_fault(&json!({"latency_ms": 60, "operations": ["LIST"]}));
+    // So long that a hundred directories take more time than all that is done meanwhile, on a busy machine too.
+    cluster.s3.add_fault(&json!({"latency_ms": 200, "operations": ["LIST"]}));
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let at = |name: &str| cluster.path("fs").join(name);
 
@@ -130,12 +131,12 @@ fn a_prefix_with_objects_is_used_while_it_is_indexed_and_a_killed_master_goes_on
     model.insert("flat/file0015".to_owned(), Bytes::from_static(b"content of 15+"));
     assert_eq!(status(&cluster)["indexing"], true);
     cluster.kill("master");
+    cluster.s3.clear_faults();
     cluster.start("master");
 
     let status = indexed(&cluster);
     assert_eq!((&status["indexed_entries"], &status["hidden_keys"]), (&json!(entries), &json!(1)));
     assert_eq!(status["unlisted_directories"], 0);
-    cluster.s3.clear_faults();
     assert!(files(&cluster.path("fs")) == model);
     persisted(&cluster);
     let mut left = Bucket::of(&cluster, "bucket").objects();
@@ -156,7 +157,8 @@ fn a_bucket_that_is_away_is_waited_for_and_never_taken_for_an_empty_one() {
     let objects: Objects =
         (0..30).map(|number| (format!("fs/d{number}/file"), Bytes::from(format!("{number}")))).collect();
     put_all(&cluster, &objects);
-    cluster.s3.add_fault(&json!({"latency_ms": 60, "operations": ["LIST"]}));
+    // The bucket is away before all of them can have been listed.
+    cluster.s3.add_fault(&json!({"latency_ms": 400, "operations": ["LIST"]}));
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     cluster.s3.add_fault(&json!({"kind": "503", "operations": ["LIST", "HEAD"]}));
     eventually("the failure is shown", PATIENCE, || {
