@@ -27,11 +27,13 @@ mod server;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use std::{fs, io};
 
 use bytes::Bytes;
-use cavern_tests::{Child, Cluster, cv_path};
+use cavern_tests::{Child, Cluster, cv_path, eventually};
 
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Requests can be counted, every read reaches the FUSE client, and nothing is waited for longer than a test may last.
 const CONF: &str = "[client]\nhedge_percent = 0\n[fuse]\ndirect = true\n\
     [ufs]\nconnect_timeout = \"1s\"\nrequest_timeout = \"1s\"\nio_timeout = \"1s\"\nretries = 1\nretry_backoff = \
@@ -69,6 +71,23 @@ fn counter(child: &Child, name: &str) -> u64 {
     let metrics = child.page("/metrics").unwrap().body;
     let line = metrics.lines().find(|line| !line.starts_with('#') && line.contains(name));
     line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+}
+
+/// Starts the worker again, and the client when masters know of that: whatever it reads it asks the worker for.
+#[track_caller]
+fn start_worker(cluster: &Cluster) {
+    cluster.start("worker0");
+    eventually("the worker is live", PATIENCE, || {
+        (cluster.cv(&["node", "list", "--json"]).json()[0]["state"] == "live").then_some(())
+    });
+    restart_fuse(cluster);
+}
+
+/// What a client holds by itself says nothing of the worker.
+#[track_caller]
+fn restart_fuse(cluster: &Cluster) {
+    cluster.stop("fuse");
+    cluster.start("fuse");
 }
 
 /// Plain files below a directory whose name satisfies the test, by path.
@@ -121,5 +140,5 @@ fn assert_read(cluster: &Cluster, below: &str, tree: &BTreeMap<String, Bytes>) {
 
 /// What a read answers, with a deadline.
 fn read(path: PathBuf) -> io::Result<Vec<u8>> {
-    cavern_tests::within("a read", std::time::Duration::from_secs(40), move || fs::read(path))
+    cavern_tests::within("a read", Duration::from_secs(40), move || fs::read(path))
 }

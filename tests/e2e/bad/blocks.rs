@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_tests::{Cluster, Options, eventually};
 
-use super::{CONF, assert_read, counter, cut, files};
+use super::{CONF, assert_read, counter, cut, files, restart_fuse, start_worker};
 
 type Damage = (&'static str, fn(&Path));
 
@@ -75,16 +75,10 @@ fn blocks(cluster: &Cluster, tree: &BTreeMap<String, Bytes>) -> BTreeMap<String,
     all.into_iter().filter_map(|path| Some((key_of(&path)?, path))).collect()
 }
 
-fn restart_fuse(cluster: &Cluster) {
-    cluster.stop("fuse");
-    cluster.start("fuse");
-}
-
 /// Reads until nothing is fetched from the bucket any more.
 #[track_caller]
 fn assert_heals(cluster: &Cluster, tree: &BTreeMap<String, Bytes>) {
     eventually("every block is whole again", Duration::from_secs(20), || {
-        // What the client holds by itself says nothing of the worker.
         restart_fuse(cluster);
         cluster.s3.reset_stats();
         assert_read(cluster, "data", tree);
@@ -113,8 +107,7 @@ fn survive(descriptors: bool, while_running: &[Damage]) {
 
     cluster.stop("worker0");
     damage(&cluster, &tree, &WHILE_DOWN);
-    cluster.start("worker0");
-    restart_fuse(&cluster);
+    start_worker(&cluster);
     assert_read(&cluster, "data", &tree);
     // Extended is as good as whole, and root needs no permissions.
     let wrong = WHILE_DOWN.len() as u64 - 2;

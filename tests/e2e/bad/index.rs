@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use cavern_tests::{Cluster, Options};
 
-use super::{CONF, assert_read, assert_sentence, cut, files, refusal, scribble};
+use super::{CONF, assert_read, assert_sentence, cut, files, refusal, restart_fuse, scribble, start_worker};
 
 /// What the worker makes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,13 +72,8 @@ fn a_damaged_index_costs_the_cache_and_nothing_else() {
             .count()
     };
 
-    // What the client holds by itself says nothing of the worker.
-    let restart_fuse = || {
-        cluster.stop("fuse");
-        cluster.start("fuse");
-    };
     for (what, outcome, damage) in DAMAGES {
-        restart_fuse();
+        restart_fuse(&cluster);
         assert_read(&cluster, "data", &tree);
         let (log_before, kept_before) = (fs::metadata(&worker.log).unwrap().len() as usize, kept());
         if what == "the log garbled" {
@@ -88,8 +83,7 @@ fn a_damaged_index_costs_the_cache_and_nothing_else() {
             cluster.stop("worker0");
         }
         damage(&index);
-        cluster.start("worker0");
-        restart_fuse();
+        start_worker(&cluster);
         assert_read(&cluster, "data", &tree);
         let log = fs::read_to_string(&worker.log).unwrap().split_off(log_before);
         assert!(!log.contains("panicked"), "{what}: {log}");
@@ -101,7 +95,7 @@ fn a_damaged_index_costs_the_cache_and_nothing_else() {
             Outcome::Less => assert_eq!(said, set_aside, "{what}: {log}"),
         }
         // It serves from its cache again.
-        restart_fuse();
+        restart_fuse(&cluster);
         cluster.s3.reset_stats();
         assert_read(&cluster, "data", &tree);
         assert_eq!(cluster.s3.requests("GET"), 0, "{what}: {log}");
@@ -132,7 +126,7 @@ fn a_worker_that_cannot_tell_who_it_is_refuses_and_changes_nothing() {
     let said = refusal(&cluster, "worker", &[("CV_WORKER__LISTEN", free), ("CV_WORKER__HTTP_LISTEN", free)]);
     assert_sentence("garbled", &said, &["worker.json"]);
     fs::write(&identity, &whole).unwrap();
-    cluster.start("worker0");
+    start_worker(&cluster);
     cluster.s3.reset_stats();
     assert_read(&cluster, "data", &tree);
     assert_eq!(cluster.s3.requests("GET"), 0, "{}", cluster.logs());
