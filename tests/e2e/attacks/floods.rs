@@ -533,9 +533,9 @@ fn a_mount_has_a_rate_for_each_client_and_others_go_on_beside_it() {
     let began = Instant::now();
     std::thread::scope(|scope| {
         let limited = scope.spawn(|| ask("/data", 60, 20));
-        // The same client in another mount.
+        // The same client in another mount, where so many would take a quarter of a minute at that rate.
         assert!(ask("/else", 300, 20).iter().all(Result::is_ok));
-        assert!(!limited.is_finished(), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         assert!(limited.join().unwrap().iter().all(Result::is_ok));
     });
     // All but those of a fifth of a second are waited for.

@@ -39,7 +39,7 @@ fn a_master_that_is_given_the_namespace_dies_at_each_step_and_is_taken_in() {
     let first = cluster.status().masters[0].pid;
     for (round, point) in (1..).zip(OF_SNAPSHOTS) {
         cluster.arm(point, 1);
-        let up = cluster.try_cv(&["local", "up", "--dir", place, "--masters", "3", "--timeout", "5"]);
+        let up = cluster.try_cv(&["local", "up", "--dir", place, "--masters", "3", "--timeout", "20"]);
         assert!(cluster.has_died_at(point), "{}: {up:?}", point.name());
         assert_ne!(up.code, 0, "{}: {up:?}", point.name());
         // What ran before goes on.

@@ -1,8 +1,7 @@
 //! What happens when a part dies or stops answering: processes are killed, stopped with SIGSTOP and started again under
 //! readers, and everything but the failed part goes on.
 //!
-//! Each of these runs alone on the machine (`Options::alone`): they load it, and they hold system calls against
-//! deadlines.
+//! They load the machine, and hold system calls against deadlines: few others run beside them (`.config/nextest.toml`).
 
 // A test reports by panicking, and what it has measured on stderr.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]

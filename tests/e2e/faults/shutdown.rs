@@ -98,7 +98,7 @@ fn down_leaves_no_mount_no_process_and_no_socket() {
     assert!(began.elapsed() < Duration::from_secs(10));
     assert_eq!((mounts_below(directory), sockets_below(cluster.directory())), (0, 0));
     // Supervisors end a moment after their children.
-    eventually("all processes end", Duration::from_secs(2), || processes_of(directory).is_empty().then_some(()));
+    eventually("all processes end", Duration::from_secs(20), || processes_of(directory).is_empty().then_some(()));
 }
 
 fn mounts_below(directory: &str) -> usize {
