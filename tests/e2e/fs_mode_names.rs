@@ -379,7 +379,10 @@ fn what_is_open_keeps_its_attributes_when_it_is_removed_elsewhere() {
     file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
     let now = file.metadata().unwrap();
     assert_eq!((now.ino(), now.mode() & 0o7777, now.mtime()), (of_file.ino(), 0o640, of_file.mtime()));
-    assert_eq!(errno(fs::metadata(here.join("file"))), Errno::NOENT);
+    // The kernel is told of names by another thread than of inodes.
+    eventually("the loss of the name is seen", PATIENCE, || {
+        (fs::metadata(here.join("file")).err()?.kind() == io::ErrorKind::NotFound).then_some(())
+    });
     drop((file, directory));
     eventually("what is closed is deleted", Duration::from_secs(30), || (inodes() == before - 3).then_some(()));
 }

@@ -53,10 +53,16 @@ for kind in kinds:
 os.chdir("working")
 os.rmdir(os.path.join(there, "working"))
 files["working"] = os.open(".", PATH | os.O_DIRECTORY)
-# The kernel of another mount is notified a moment later.
+def links(file):
+    try:
+        return os.fstat(file).st_nlink
+    except OSError:
+        return 0
+# The kernel of another mount is notified a moment later, of names by another thread than of inodes.
 if here != there:
     deadline = time.monotonic() + 20
-    while any(os.path.lexists(os.path.join(here, kind)) for kind in files) and time.monotonic() < deadline:
+    is_known = lambda kind: os.path.lexists(os.path.join(here, kind)) or links(files[kind]) > 0
+    while any(map(is_known, files)) and time.monotonic() < deadline:
         time.sleep(0.05)
 # Longer than the kernel believes what it has cached, and longer than it takes to delete what nobody holds.
 seen = {kind: set() for kind in files}
