@@ -181,10 +181,13 @@ fn an_index_whose_leader_is_killed_has_all_of_the_bucket() {
             assert!(!is_over, "the index was over before the leader could be killed: {status}");
             (status["indexed_entries"].as_u64() >= Some(least)).then_some(())
         });
+        // It gets no further before all masters are there again.
+        cluster.s3.add_fault(&json!({"kind": "hang", "operations": ["LIST"]}));
         let killed = cluster.kill_leader();
         cluster.leader_other_than(killed);
         cluster.start(&format!("master{killed}"));
         cluster.masters_agree();
+        cluster.s3.clear_faults();
     }
     cluster.s3.set_list_profile(BUCKET, &json!({}));
     eventually("the index is complete", PATIENCE, || {

@@ -133,6 +133,8 @@ fn a_killed_master_is_waited_for_and_the_job_goes_on() {
         let list = cluster.cv(&["job", "list", "--json"]).json();
         (list[0]["files_done"].as_u64()? > 0).then_some(())
     });
+    // And the rest is not before the master is there again.
+    cluster.s3.add_fault(&json!({"kind": "hang", "operations": ["GET"]}));
     cluster.kill("master");
     // By the first failure, not when the search for another master is over.
     load.says("the connection to the master broke");

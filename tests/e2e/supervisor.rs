@@ -445,7 +445,7 @@ fn a_daemon_that_cannot_end_holds_nobody_up() {
         (cluster.path("fs/file").exists() && other.join("file").exists()).then_some(())
     });
     // The bucket holds back what the file's pages wait for.
-    cluster.s3.add_fault(&json!({ "latency_ms": 8000, "operations": ["GET"] }));
+    cluster.s3.add_fault(&json!({ "kind": "hang", "operations": ["GET"] }));
     thread::scope(|scope| {
         let reading = scope.spawn(|| fs::read(cluster.path("fs/file")));
         // The kernel is told of this, and waits for the page that is being read.
