@@ -190,7 +190,9 @@ fn workers_that_die_and_return_all_the_time_change_nothing_of_what_is_written() 
 
 #[test]
 fn an_old_copy_of_a_workers_disk_takes_nothing_over() {
-    let cluster = mounted(Options { conf: CONF.to_owned(), ..Options::default() }, "1");
+    // The original is started again before the copy may take its place, however long that takes.
+    let conf = CONF.replace("worker_timeout = \"2s\"", "worker_timeout = \"30s\"");
+    let cluster = mounted(Options { conf, ..Options::default() }, "1");
     let (path, again) = (cluster.path("fs/file"), cluster.path("fs/again"));
     fs::write(&path, "old").unwrap();
     File::open(&path).unwrap().sync_all().unwrap();
@@ -218,7 +220,7 @@ fn an_old_copy_of_a_workers_disk_takes_nothing_over() {
     fs::write(&conf, text).unwrap();
     let running = Running::start(&cluster, &["worker", "--conf", conf.to_str().unwrap()]);
     running.says("one has a copy of the other's directories");
-    // For longer than a worker may be silent, and over a start of the original.
+    // Also over starts of the original.
     let nodes = || cluster.cv(&["node", "list", "--json"]).json();
     let heard = |node: &Value| (node["data"].clone(), node["state"].clone());
     for round in 0..3 {
