@@ -47,8 +47,12 @@ fn files_are_removed_when_their_time_is_over_and_nothing_else() {
     copied.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
     fs::write(at("scratch/keep/file"), "kept").unwrap();
     fs::create_dir(at("scratch/below")).unwrap();
-    fs::write(at("scratch/below/file"), vec![7; 200_000]).unwrap();
-    fs::hard_link(at("scratch/below/file"), at("scratch/second")).unwrap();
+    // The time of the first name may be over before there is the second one.
+    fs::write(at("elsewhere"), vec![7; 200_000]).unwrap();
+    for name in ["scratch/below/file", "scratch/second"] {
+        fs::hard_link(at("elsewhere"), at(name)).unwrap();
+    }
+    fs::remove_file(at("elsewhere")).unwrap();
     symlink("nowhere", at("scratch/link")).unwrap();
     for name in ["scratch/below/file", "scratch/second", "scratch/link"] {
         gone(&at(name));
