@@ -16,8 +16,8 @@ use crate::client_restart::up;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the bucket takes for a GET, and what of it may be lost in a column that is rounded.
-const LATENCY: Duration = Duration::from_millis(400);
-const NEARLY: f64 = 395.0;
+const LATENCY: Duration = Duration::from_secs(1);
+const NEARLY: f64 = 995.0;
 
 /// One request of the trace. Times are in milliseconds.
 #[derive(Debug)]
@@ -145,8 +145,9 @@ fn what_comes_over_the_network_counts_for_the_network_and_for_each_who_waits() {
     assert!(line.fetch >= NEARLY && line.descriptor == 0.0 && line.bucket == 0.0, "{line:?}");
     let text = trace(&cluster);
     assert!(text.contains(" took 100ms or longer."), "{text}");
+    // A busy machine may have taken as long to look the file up, and to open it.
     for line in lines(&text, "large.bin") {
-        assert!(line.total >= 100.0 && line.fetch > line.total / 2.0, "{text}");
+        assert!(line.total >= 100.0 && (line.operation != "read" || line.fetch > line.total / 2.0), "{text}");
     }
 }
 
