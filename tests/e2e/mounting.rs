@@ -46,8 +46,8 @@ fn what_was_acknowledged_is_in_the_bucket_when_its_mount_goes() {
                 }
                 acknowledged.push(name);
                 if number % 10 == 9 {
-                    // A mount that is changed all the time stays.
-                    thread::sleep(Duration::from_millis(20 + number * 7 % 200));
+                    // A mount that is changed all the time stays. Longer and longer, until it is long enough.
+                    thread::sleep(Duration::from_millis(20 + number * 7 % 200 + number));
                 }
             }
             acknowledged
