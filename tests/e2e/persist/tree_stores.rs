@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
-use cavern_tests::Cluster;
+use cavern_tests::{Cluster, eventually};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
 
-use super::{assert_same, mounted, noise};
+use super::{PATIENCE, assert_same, mounted, noise};
 use crate::bucket::{Bucket, Objects};
 
 fn mounted_on_tree_store(workers: usize) -> Cluster {
@@ -149,14 +149,18 @@ fn content_that_only_the_old_object_has_is_kept() {
     persist(&cluster);
     let mut expected = Objects::new();
     tree(&cluster.path("fs"), "fs", &mut expected);
-    let mut there = Bucket::of(&cluster, "bucket").objects();
+    let bucket = Bucket::of(&cluster, "bucket");
+    let mut there = bucket.objects();
     // What is open only is kept beside all names.
-    there.retain(|key, _| !key.starts_with("fs/.cavern-preserved-"));
+    let is_kept = |key: &String| key.starts_with("fs/.cavern-preserved-");
+    there.retain(|key, _| !is_kept(key));
     assert_same(&there, &expected);
     assert!(expected["fs/moved/moved"] == moved && expected["fs/dir"] == exchanged);
     let mut read = Vec::new();
     std::io::Read::read_to_end(&mut &open, &mut read).unwrap();
     assert!(read == opened);
     drop(open);
+    // The master hears of that a moment later.
+    eventually("it is kept no longer", PATIENCE, || (!bucket.objects().keys().any(is_kept)).then_some(()));
     assert_follows(&cluster);
 }
