@@ -33,7 +33,7 @@ fn name(number: usize) -> String {
 /// The number in its group of the master with this number in the status.
 #[track_caller]
 fn id(cluster: &Cluster, number: usize) -> u64 {
-    cluster.groups()[number].as_ref().expect("the master answers").node_id
+    eventually("the master answers", PATIENCE, || Some(cluster.groups()[number].as_ref()?.node_id))
 }
 
 #[track_caller]

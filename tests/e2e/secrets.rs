@@ -298,7 +298,8 @@ fn a_new_key_is_in_use_everywhere_or_nowhere_whoever_dies_meanwhile() {
             cluster.start(&name);
             cluster.masters_agree();
             if cluster.leader() != master {
-                let id = cluster.groups()[master].as_ref().unwrap().node_id.to_string();
+                let id = || Some(cluster.groups()[master].as_ref()?.node_id.to_string());
+                let id = eventually("the master answers", PATIENCE, id);
                 cluster.cv(&["raft", "transfer", &id]);
             }
             cluster.masters_agree();
