@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::files;
 use crate::error::{CliError, Context as _};
 
-/// For the supervisor of a child that is gone to say how it ended, and between two looks.
-const SETTLE_PATIENCE: Duration = Duration::from_millis(200);
+/// For the supervisor of a child that is gone to say how it ended, on a busy machine, and between two looks.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
 cavern_conf::named_values! {
@@ -187,7 +187,7 @@ impl RunRecord {
 
 /// The state of the child whose record `load` reads. Its supervisor may be between its end and the record of it: a
 /// child that is gone, nobody knows how, is looked at until there is another record, as long as its supervisor is
-/// there, for 200 ms at most.
+/// there, for two seconds at most.
 pub fn settled(mut load: impl FnMut() -> Result<Option<RunRecord>, CliError>) -> Result<State, CliError> {
     let Some(first) = load()? else { return Ok(State::Stopped) };
     let state = first.state();
@@ -255,7 +255,7 @@ mod tests {
             record.store(&path).unwrap();
             assert_eq!(state(&path), expected);
         }
-        record.exit = None;
+        (record.exit, record.supervisor) = (None, None);
         record.process.start_ticks = 1;
         record.store(&path).unwrap();
         assert_eq!(state(&path), State::Crashed(None));
