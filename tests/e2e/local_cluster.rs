@@ -36,9 +36,7 @@ fn status_follows_the_children_and_each_can_be_stopped_killed_and_started() {
 
     // Not through cv: a crash is seen by whoever looks.
     cluster.signal(&status.fuse[0], Signal::KILL);
-    eventually("the crash is reported", Duration::from_secs(5), || {
-        (cluster.status().fuse[0].state == "crashed").then_some(())
-    });
+    eventually("the crash is reported", PATIENCE, || (cluster.status().fuse[0].state == "crashed").then_some(()));
     cluster.start("fuse");
     assert!(fs::read_dir(cluster.mount_point()).is_ok());
 
