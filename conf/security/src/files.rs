@@ -176,7 +176,7 @@ impl Own {
             return Err(unusable(format!("it is of {identity}, and cluster.name is \"{cluster}\"")));
         }
         if let Some(role) = role.filter(|role| identity.role != *role) {
-            return Err(unusable(format!("it is of {identity}, and nobody takes this process for a {role} with it")));
+            return Err(unusable(format!("it is of {identity}, not of a {role}: make one by `cv cert issue {role}`")));
         }
         Ok(Self { info, identity, chain, key: read_key(&paths.key)? })
     }

@@ -157,11 +157,6 @@ fn files_that_are_none_are_named_with_the_cause_and_shown_nowhere() {
     }
     fs::set_permissions(&issued.key, fs::Permissions::from_mode(0o640)).unwrap();
     Transport::of(&config(ca, &issued.certificate, &issued.key)).unwrap();
-    // Those whom others connect to are what their certificate says.
-    let of_worker = config(ca, &issued.certificate, &issued.key);
-    Transport::of_server(&of_worker, Role::Worker).unwrap();
-    let error = Transport::of_server(&of_worker, Role::Master).unwrap_err().to_string();
-    assert!(error.contains("cavern://lab/worker/node1") && error.contains("for a master"), "{error}");
     // A configuration of another cluster.
     let mut elsewhere = config(ca, &issued.certificate, &issued.key);
     elsewhere.cluster.name = "other".to_owned();
@@ -176,6 +171,25 @@ fn files_that_are_none_are_named_with_the_cause_and_shown_nowhere() {
     fs::write(&garbage, "-----BEGIN CERTIFICATE-----\nMIGx\n-----END CERTIFICATE-----\n").unwrap();
     let error = CertificateInfo::read(&garbage).unwrap_err().to_string();
     assert!(error.contains("garbage.pem") && error.contains("no certificate"), "{error}");
+}
+
+#[test]
+fn a_master_and_a_worker_start_with_a_certificate_of_their_own_role_only() {
+    let place = tempfile::tempdir().unwrap();
+    let authority = Authority::create(place.path(), "lab").unwrap();
+    for shown in Role::ALL {
+        let identity = Identity::new("lab", shown, "node1").unwrap();
+        let issued = authority.issue(&identity, DAY, place.path(), &identity.file_name()).unwrap();
+        let config = config(authority.certificate(), &issued.certificate, &issued.key);
+        for role in [Role::Master, Role::Worker] {
+            let refusal = Transport::of_server(&config, role).err().map(|error| error.to_string());
+            let expected = format!(
+                "{} (security.certificate): it is of {identity}, not of a {role}: make one by `cv cert issue {role}`",
+                issued.certificate.display()
+            );
+            assert_eq!(refusal, (shown != role).then_some(expected));
+        }
+    }
 }
 
 #[test]
