@@ -22,8 +22,7 @@ impl WatchHub {
     /// latest after one lease. Gives the names of those that have not said so.
     pub async fn wait_group_known(&self, epoch: u64) -> Vec<String> {
         let know = |state: &super::State| {
-            state.has_settled(self.lease, |_| true)
-                && state.sessions.values().all(|session| session.epochs.group >= epoch)
+            state.has_settled(self.lease, |_| true) && state.sessions.values().all(|known| known.epochs.group >= epoch)
         };
         if self.wait_until(know).await {
             return Vec::new();

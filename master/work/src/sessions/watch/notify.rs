@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_consensus::ChangeListener;
 use cavern_proto::master::watch_event::Event;
@@ -13,7 +14,8 @@ use cavern_security::Identity;
 use cavern_state::{Change, Changes, InodeLocation, RulesChange};
 use tokio::time::Instant;
 
-use super::{QUEUE_EVENTS, State, WatchHub, event};
+use super::stream::event;
+use super::{QUEUE_EVENTS, State, WatchHub};
 
 /// Changes that are looked at together; a bit each says whom they concern.
 const CHANGES_AT_ONCE: usize = u64::BITS as usize;
@@ -60,6 +62,12 @@ impl ChangeListener for WatchHub {
 }
 
 impl State {
+    /// Whether whom a mount is there for changed within a lease. Clients that it was there for before may still show
+    /// what they had cached of it: they forget that a moment later, or when they are back.
+    pub(super) fn has_new_rules(&self, mount_id: u32, lease: Duration) -> bool {
+        self.rules_changed.get(&mount_id).is_some_and(|at| at.elapsed() < lease)
+    }
+
     /// Whoever knew an inode by a name that it has lost keeps an eye on the inode, unless the name that it has now is
     /// known as well.
     fn follow_moved(&mut self, changes: &Changes) {
@@ -218,11 +226,10 @@ impl WatchHub {
                 let chosen = events.iter().enumerate().filter(|(number, _)| bits & (1 << number) != 0);
                 chosen.map(|(_, event)| event.clone()).collect()
             });
-            let events = events.clone();
             if let Some(last) = events.last().filter(|_| id != changes.origin) {
                 others.push((id, last.seq));
             }
-            self.push(state, id, &events);
+            self.push(state, id, events);
         }
         others
     }
@@ -248,14 +255,6 @@ impl WatchHub {
         let recall: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::Recall(directory))]);
         self.push(state, session, &recall);
         true
-    }
-
-    /// What a person may call a session. Its number is nobody else's business.
-    pub fn describe(&self, session: u64) -> String {
-        match self.state.lock().sessions.get(&session) {
-            Some(known) => format!("the client {}", known.client),
-            None => "a client that is cut off".to_owned(),
-        }
     }
 
     /// Puts events in the queue of a session. One that is too far behind is to forget everything instead.

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cavern_proto::master::ClientActivity;
-use cavern_security::{Identity, PeerCertificate, Role};
+use cavern_security::{Identity, PeerCertificate, Role, random_bytes};
 use cavern_state::Change;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::notify::payload;
-use super::{KnownEpochs, QUEUE_EVENTS, SESSIONS_MAX, Session, SessionStream, State, WatchHub, event, new_id};
+use super::stream::{SessionStream, event};
+use super::{KnownEpochs, QUEUE_EVENTS, SESSIONS_MAX, Session, State, WatchHub};
 use crate::error::WorkError;
 use crate::sessions::recent::{Recent, RecentChanges};
 
@@ -169,4 +170,12 @@ impl WatchHub {
         let known = missed.filter(|recent| self.may_know(state, &recent.change, id));
         Some(known.filter(theirs).cloned().collect())
     }
+}
+
+/// An id that nobody guesses: who knows that of a session can take it up when its master is not there any more. Those
+/// of other masters and other times are different ones.
+fn new_id() -> Result<u64, WorkError> {
+    let bytes = random_bytes().map_err(WorkError::unavailable)?;
+    // Positive as a signed number, too; 0 is no session.
+    Ok((u64::from_be_bytes(bytes) >> 1).max(1))
 }

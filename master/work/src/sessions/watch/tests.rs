@@ -2,12 +2,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cavern_consensus::{ChangeListener, LeaderLease};
-use cavern_proto::master::{ClientRule, EntryChanged};
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{ClientRule, EntryChanged, Resumed};
 use cavern_security::Role;
-use cavern_state::{Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation, RulesChange};
+use cavern_state::{ALL_BEFORE, Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation, RulesChange};
 
 use super::open::Before;
+use super::stream::SessionStream;
 use super::*;
+use crate::error::WorkError;
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
     hub_of(lease, &Arc::default())
