@@ -94,7 +94,7 @@ impl Cluster for Services {
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
-        self.tasks.spawn(SessionService::new(self.clone(), id).serve(incoming, session, answers));
+        self.tasks.spawn(SessionService::new(self.clone(), session.stream_id()).serve(incoming, session, answers));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::{WatchEvent, WatchRequest};
-use cavern_work::sessions::SessionStream;
+use cavern_work::sessions::{SessionStream, StreamId};
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
@@ -12,7 +12,7 @@ use crate::services::Services;
 
 pub(super) struct SessionService {
     services: Services,
-    session: u64,
+    stream: StreamId,
     /// Messages of the client, of which the first came before this.
     received: AtomicU64,
     /// Of which the client knows the masters.
@@ -20,8 +20,8 @@ pub(super) struct SessionService {
 }
 
 impl SessionService {
-    pub fn new(services: Services, session: u64) -> Self {
-        Self { services, session, received: AtomicU64::new(1), known_group: AtomicU64::new(0) }
+    pub fn new(services: Services, stream: StreamId) -> Self {
+        Self { services, stream, received: AtomicU64::new(1), known_group: AtomicU64::new(0) }
     }
 
     /// Serves the client until one of the two has gone.
@@ -39,23 +39,24 @@ impl SessionService {
     }
 
     async fn listen(&self, mut incoming: Streaming<WatchRequest>) {
-        let watch = &self.services.watch;
+        let (watch, session) = (&self.services.watch, self.stream.session);
         // An error ends the stream as its end does.
         while let Some(Ok(message)) = incoming.next().await {
-            if message.ends {
-                return watch.end(self.session);
-            }
-            if !watch.acknowledge(self.session, message.acknowledged_seq, message.invalidated_seq) {
+            // First of all: in a stream that is not the session's last nothing is said of it any more.
+            if !watch.acknowledge(self.stream, message.acknowledged_seq, message.invalidated_seq) {
                 return;
             }
+            if message.ends {
+                return watch.end(session);
+            }
             if message.mounts_settled != 0 {
-                watch.mounts_settled(self.session, message.mounts_settled);
+                watch.mounts_settled(session, message.mounts_settled);
             }
             if let Some(activity) = message.activity {
-                watch.has_done(self.session, activity);
+                watch.has_done(session, activity);
             }
             if self.known_group.swap(message.group_epoch, Ordering::Relaxed) != message.group_epoch {
-                watch.knows_group(self.session, message.group_epoch);
+                watch.knows_group(session, message.group_epoch);
             }
             self.received.fetch_add(1, Ordering::Release);
         }

@@ -121,7 +121,7 @@ impl Session {
                 for event in
                     self.stream.next().await.expect("the session goes on").iter().flat_map(|events| events.iter())
                 {
-                    self.services.watch.acknowledge(self.id(), event.seq, event.seq);
+                    self.services.watch.acknowledge(self.stream.stream_id(), event.seq, event.seq);
                     self.recalls.extend(match event.event {
                         Some(Event::Recall(directory)) => Some(directory),
                         _ => None,
@@ -500,10 +500,10 @@ async fn the_end_of_a_session_frees_whoever_waits() {
 }
 
 /// Keeps a session alive that returns nothing, until it is over.
-fn take_in(master: &TestMaster, id: u64) -> tokio::task::JoinHandle<()> {
-    let watch = master.services().watch.clone();
+fn take_in(master: &TestMaster, session: &Session) -> tokio::task::JoinHandle<()> {
+    let (watch, stream) = (master.services().watch.clone(), session.stream.stream_id());
     tokio::spawn(async move {
-        while watch.acknowledge(id, 0, 0) {
+        while watch.acknowledge(stream, 0, 0) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     })
@@ -515,7 +515,7 @@ async fn a_directory_that_was_there_is_delegated_while_nobody_else_knows_what_is
     let root = mount(&master).await.root_inode;
     let services = master.services().clone();
     let (mut own, other) = (Session::open(&master, Before::default()), Session::open(&master, Before::default()));
-    let alive = [take_in(&master, own.id()), take_in(&master, other.id())];
+    let alive = [take_in(&master, &own), take_in(&master, &other)];
     let directory = own.done(create(root, "d", Kind::Directory)).await;
     own.acquire(directory).await;
     assert_eq!(holder(&master, directory), Some(own.id()));
@@ -553,14 +553,15 @@ async fn whoever_knows_a_directory_alone_has_let_go_of_it_when_it_is_delegated()
     let root = mount(&master).await.root_inode;
     let services = master.services().clone();
     let (mut own, mut other) = (Session::open(&master, Before::default()), Session::open(&master, Before::default()));
-    let alive = [take_in(&master, own.id()), take_in(&master, other.id())];
+    let alive = [take_in(&master, &own), take_in(&master, &other)];
     let directory = own.done(create(root, "d", Kind::Directory)).await;
     let session = other.id();
     let look = || async {
         let request = LookupRequest { parent: root, name: name("d"), session };
         services.lookup(Request::new(request)).await.map(drop)
     };
-    let has_let_go = || services.watch.acknowledge(session, services.watch.seq(), services.watch.seq());
+    let stream = other.stream.stream_id();
+    let has_let_go = || services.watch.acknowledge(stream, services.watch.seq(), services.watch.seq());
     look().await.unwrap();
     own.announce(directory, &mut other).await;
     assert!(!own.change(wish(directory)).await.delegated, "it has not let go");
@@ -607,7 +608,7 @@ async fn who_does_not_let_go_keeps_no_right_that_is_taken_from_him() {
         let client = Identity::new("c", Role::Client, name).unwrap();
         let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
         let directory = own.hold(root, name).await;
-        taking_in.push(take_in(&master, own.id()));
+        taking_in.push(take_in(&master, &own));
         held.push((own, client, directory));
     }
     // One may change nothing from now on; what the other says that it has answered would be checked by no user.
@@ -648,7 +649,7 @@ async fn who_never_lets_go_keeps_nobody_out_for_long() {
     let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
     let directory = own.hold(root, "d").await;
     let id = own.id();
-    let taking_in = take_in(&master, id);
+    let taking_in = take_in(&master, &own);
     let recalls = &services.lookups.recalls;
     let asking = async { while recalls.recall(directory, 0).await.is_err() {} };
     tokio::time::timeout(PATIENCE, asking).await.expect("its session is ended");
@@ -748,12 +749,13 @@ async fn what_a_session_holds_whose_certificate_is_revoked_is_kept_for_no_longer
     for (session, name) in [(&mut taken, "taken"), (&mut good, "good"), (&mut back, "back")] {
         session.hold(root, name).await;
     }
-    let (taken_id, good_id, back_id) = (taken.id(), good.id(), back.id());
+    let (good_id, back_id) = (good.id(), back.id());
+    let streams = [&taken, &good, &back].map(|session| session.stream.stream_id());
     let watch = &master.services().watch;
     authority.revoke(&[directory.path().join("stolen.pem")], None).unwrap();
     eventually(|| async {
         // Their streams are not those of the connections here.
-        assert!([taken_id, good_id, back_id].iter().all(|id| watch.acknowledge(*id, 0, 0)));
+        assert!(streams.iter().all(|stream| watch.acknowledge(*stream, 0, 0)));
         stolen.is_revoked()
     })
     .await;

@@ -35,7 +35,7 @@ async fn granted(master: &TestMaster, session: &mut SessionStream) -> u64 {
     loop {
         for events in session.next().await.unwrap() {
             for event in events.iter() {
-                master.services().watch.acknowledge(session.id(), event.seq, 0);
+                master.services().watch.acknowledge(session.stream_id(), event.seq, 0);
                 if let Some(Event::LockGranted(waiter)) = event.event {
                     return waiter;
                 }

@@ -72,7 +72,7 @@ async fn take_in(master: &TestMaster, session: &mut SessionStream) -> Vec<u64> {
             if let Some(Event::Unlinked(inode)) = event.event {
                 unlinked.push(inode);
             }
-            master.services().watch.acknowledge(session.id(), event.seq, 0);
+            master.services().watch.acknowledge(session.stream_id(), event.seq, 0);
         }
     }
     unlinked
@@ -200,7 +200,7 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
     };
     for _ in 0..300 {
         let inode = change(create(root, "f", Kind::File)).await;
-        master.services().watch.acknowledge(id, master.services().watch.seq(), 0);
+        master.services().watch.acknowledge(session.stream_id(), master.services().watch.seq(), 0);
         change(remove(root, "f")).await;
         let mut received = Vec::new();
         while !received
@@ -213,7 +213,7 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
         let held = change(Change::AddOpenRef(inode)).await;
         assert_eq!(held, inode, "it was deleted before its removal was acknowledged");
         change(Change::DropOpenRef(inode)).await;
-        master.services().watch.acknowledge(id, received.last().unwrap().seq, 0);
+        master.services().watch.acknowledge(session.stream_id(), received.last().unwrap().seq, 0);
     }
     reaping.abort();
     drop(session);

@@ -26,4 +26,4 @@ pub use current::CurrentSessions;
 pub use reaper::{END_STEP, ReapCursor, end, end_courtesy, reap_unlinked};
 pub(crate) use recall::RECALLS;
 pub use recall::Recalls;
-pub use watch::{WatchHub, open::Before, stream::SessionStream};
+pub use watch::{WatchHub, open::Before, stream::SessionStream, stream::StreamId};

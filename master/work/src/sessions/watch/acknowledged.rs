@@ -5,19 +5,21 @@
 use cavern_state::ALL_BEFORE;
 use tokio::time::Instant;
 
+use super::stream::StreamId;
 use super::{Session, State, WatchHub};
 
 impl WatchHub {
     /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to
-    /// `invalidated` made untrue; false when the session is over.
-    pub fn acknowledge(&self, session: u64, seq: u64, invalidated: u64) -> bool {
+    /// `invalidated` made untrue; false when the session is over, or has a later stream. That may have begun with an
+    /// event of the same number to forget everything, and what was said before is no answer to it.
+    pub fn acknowledge(&self, stream: StreamId, seq: u64, invalidated: u64) -> bool {
         let mut state = self.state.lock();
-        let State { sessions, invalidations: pending, .. } = &mut *state;
-        let Some(known) = sessions.get_mut(&session) else { return false };
+        let known = state.sessions.get_mut(&stream.session).filter(|known| known.stream == stream.number);
+        let Some(known) = known else { return false };
         known.acknowledged = known.acknowledged.max(seq);
         known.received_at = Instant::now();
         known.epochs.let_go = known.epochs.let_go.max(invalidated);
-        pending.acknowledge(session, invalidated);
+        state.invalidations.acknowledge(stream.session, invalidated);
         drop(state);
         self.progress.notify_waiters();
         true

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::notify::payload;
-use super::stream::{SessionStream, event};
+use super::stream::{SessionStream, StreamId, event};
 use super::{KnownEpochs, QUEUE_EVENTS, SESSIONS_MAX, Session, State, WatchHub};
 use crate::error::WorkError;
 use crate::sessions::recent::{Recent, RecentChanges};
@@ -119,7 +119,7 @@ impl WatchHub {
             older.wake.notify_one();
         }
         self.metrics.gauges.sessions.set(state.sessions.len() as i64);
-        Ok(SessionStream { hub: self.clone(), id, stream, wake })
+        Ok(SessionStream { hub: self.clone(), id: StreamId { session: id, number: stream }, wake })
     }
 
     /// Whether a client goes on with the session that it had before.

@@ -10,17 +10,29 @@ use tokio::time::Instant;
 
 use super::{Session, State, WatchHub};
 
+/// One of the streams of a session, as its client speaks in it.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamId {
+    pub session: u64,
+    /// Which of the streams that the hub has opened.
+    pub(super) number: u64,
+}
+
 /// The events of one session. After it is dropped the session may be taken up again for a lease, and for longer as long
 /// as it holds directories that nobody else wants.
 pub struct SessionStream {
     pub(super) hub: Arc<WatchHub>,
-    pub(super) id: u64,
-    pub(super) stream: u64,
+    pub(super) id: StreamId,
     pub(super) wake: Arc<Notify>,
 }
 
 impl SessionStream {
     pub fn id(&self) -> u64 {
+        self.id.session
+    }
+
+    /// For what the client says in this stream.
+    pub fn stream_id(&self) -> StreamId {
         self.id
     }
 
@@ -30,9 +42,9 @@ impl SessionStream {
             {
                 let mut state = self.hub.state.lock();
                 let State { sessions, invalidations, .. } = &mut *state;
-                let session = sessions.get_mut(&self.id).filter(|session| session.stream == self.stream)?;
+                let session = sessions.get_mut(&self.id.session).filter(|session| session.stream == self.id.number)?;
                 if !session.queue.is_empty() {
-                    invalidations.sent(self.id);
+                    invalidations.sent(self.id.session);
                     session.waiting = 0;
                     return Some(session.queue.drain(..).collect());
                 }
@@ -44,17 +56,17 @@ impl SessionStream {
 
 impl Drop for SessionStream {
     fn drop(&mut self) {
-        let mut state = self.hub.state.lock();
-        let own = state.sessions.get(&self.id).filter(|session| session.stream == self.stream);
+        let (mut state, StreamId { session: id, number }) = (self.hub.state.lock(), self.id);
+        let own = state.sessions.get(&id).filter(|session| session.stream == number);
         if let Some(session) = own {
-            let (owner, what) = (state.owners.get(self.id), "the stream of a client's session ends");
-            self.hub.log.life(owner, self.id, &session.client, what);
+            let (owner, what) = (state.owners.get(id), "the stream of a client's session ends");
+            self.hub.log.life(owner, id, &session.client, what);
             let has_forgotten = session.has_forgotten();
-            state.sessions.remove(&self.id);
-            state.broken.insert(self.id, Instant::now());
+            state.sessions.remove(&id);
+            state.broken.insert(id, Instant::now());
             if !has_forgotten {
                 // It may come back with all that it knew before, of which nothing is entered any more.
-                state.watches.begin_unsettled(self.id);
+                state.watches.begin_unsettled(id);
             }
         }
         self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);

@@ -192,7 +192,7 @@ async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_tak
     let (mut one, mut other) =
         (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     let begun = [next(&mut one).await, next(&mut other).await];
-    hub.acknowledge(one.id(), begun[0][0].seq, 0);
+    hub.acknowledge(one.stream_id(), begun[0][0].seq, 0);
     hub.changed(changes(vec![Change::Inode(1)], one.id()));
     let seq = hub.seq();
     assert_eq!(
@@ -201,7 +201,7 @@ async fn a_session_is_not_told_of_its_own_changes_and_nobody_waits_for_it_to_tak
     );
     let received = next(&mut other).await;
     assert_eq!(received[0].event, Some(Event::InodeChanged(1)));
-    hub.acknowledge(other.id(), received[0].seq, 0);
+    hub.acknowledge(other.stream_id(), received[0].seq, 0);
     tokio::time::timeout(Duration::from_secs(10), hub.wait_acknowledged(seq)).await.unwrap();
     hub.changed(changes(vec![Change::Inode(2)], other.id()));
     assert_eq!(next(&mut one).await[0].event, Some(Event::InodeChanged(2)));
@@ -416,9 +416,10 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     let wait = async |change, until: &dyn Fn()| answered_only_after(&hub, change, lease / 2, until).await;
     let first = hub.changed(strict());
     assert_eq!(first, hub.seq());
-    hub.acknowledge(reader_id, first, first - 1);
-    hub.acknowledge(stranger.id(), 0, 0);
-    wait(first, &|| assert!(hub.acknowledge(reader_id, 0, first))).await;
+    let stream = reader.stream_id();
+    hub.acknowledge(stream, first, first - 1);
+    hub.acknowledge(stranger.stream_id(), 0, 0);
+    wait(first, &|| assert!(hub.acknowledge(stream, 0, first))).await;
     hub.wait_invalidated(&[first]).await;
     // Whose stream has broken believes what it has, and for a lease no longer.
     let second = hub.changed(strict());
@@ -427,7 +428,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     assert!(third > second);
     let back = hub.open("reader", Before::of(reader_id, false)).unwrap();
     assert_eq!(back.id(), reader_id);
-    wait(second, &|| assert!(hub.acknowledge(reader_id, 0, hub.seq()))).await;
+    wait(second, &|| assert!(hub.acknowledge(back.stream_id(), 0, hub.seq()))).await;
     hub.wait_invalidated(&[third]).await;
     assert_eq!(hub.changed(strict()), 0, "it knows nothing of that any more");
     hub.watch_name(reader_id, 7, b"n");
@@ -457,11 +458,11 @@ async fn a_strict_change_waits_for_nobody_who_does_not_see_the_mount() {
     let strict = |mount_id| Changes { strict_mount: Some(mount_id), ..named(vec![Change::Inode(9)], &[9], 7) };
     assert_eq!(master.changed(strict(1)), 0);
     assert_eq!(master.changed(strict(2)), hub.seq(), "it sees another mount");
-    hub.acknowledge(other.id(), 0, hub.seq());
+    hub.acknowledge(other.stream_id(), 0, hub.seq());
     hub.watch_name(own.id(), 7, b"9");
     let change = master.changed(strict(1));
     assert_eq!(change, hub.seq());
-    answered_only_after(&hub, change, lease / 2, &|| _ = hub.acknowledge(own.id(), 0, change)).await;
+    answered_only_after(&hub, change, lease / 2, &|| _ = hub.acknowledge(own.stream_id(), 0, change)).await;
 
     // Nor for one that has missed the change, and comes to a master that does not know what it knows.
     for (owner, waited_for) in [(&owners[0], 1), (&owners[1], 0)] {
@@ -493,9 +494,9 @@ async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
     let change = master.changed(strict(2));
     assert_eq!((change, pending()), (hub.seq(), vec![change]));
     let reset = next(&mut reader).await[0].seq;
-    hub.acknowledge(id, reset, reset - 1);
+    hub.acknowledge(reader.stream_id(), reset, reset - 1);
     assert_eq!(pending(), [change]);
-    hub.acknowledge(id, reset, reset);
+    hub.acknowledge(reader.stream_id(), reset, reset);
     assert!(pending().is_empty());
     assert_eq!(master.changed(strict(2)), 0);
 
@@ -504,7 +505,7 @@ async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
     let by_itself = named(vec![Change::Inode(8)], &[8], 7);
     assert_eq!(master.changed(Changes { strict_mount: Some(2), origin: own.id(), ..by_itself }), 0);
     assert_eq!(master.changed(strict(2)), hub.seq());
-    hub.acknowledge(own.id(), 0, hub.seq());
+    hub.acknowledge(own.stream_id(), 0, hub.seq());
     assert!(pending().is_empty());
 
     // One that is back, and is told to forget everything; and one that is over.
@@ -515,6 +516,29 @@ async fn a_strict_change_waits_for_whoever_has_yet_to_forget_everything() {
     hub.end(id);
     assert!(pending().is_empty());
     assert_eq!(master.changed(strict(2)), 0);
+}
+
+#[tokio::test]
+async fn what_a_client_says_in_one_stream_answers_for_no_later_one() {
+    let lease = Duration::from_secs(60);
+    let master: Arc<CurrentSessions> = Arc::default();
+    let hub = hub_of(lease, &master);
+    hub.state.lock().started -= lease;
+    master.changed(changes(vec![Change::Workers(1)], 0));
+    let writer = hub.open("writer", Before::default()).unwrap();
+    let mut earlier = hub.open("reader", Before { knows_inodes: true, ..Before::default() }).unwrap();
+    let (id, seq) = (earlier.id(), next(&mut earlier).await[0].seq);
+    hub.watch_name(id, 7, b"9");
+    // It has another stream before what it has said is read, and is told once more to forget everything, by an event of
+    // the same number: somebody is about to hold a directory.
+    master.delegations().claim(8, writer.id());
+    let mut later = hub.open("reader", Before { applied_seq: seq, ..Before::of(id, true) }).unwrap();
+    let events = next(&mut later).await;
+    assert!(matches!(&events[0].event, Some(Event::Reset(_))) && events[0].seq == seq, "{events:?}");
+    assert!(!hub.acknowledge(earlier.stream_id(), seq, seq));
+    let change = master.changed(Changes { strict_mount: Some(2), ..named(vec![Change::Inode(9)], &[9], 7) });
+    assert_eq!(change, hub.seq(), "it has the name in its cache");
+    answered_only_after(&hub, change, lease / 2, &|| assert!(hub.acknowledge(later.stream_id(), seq, seq))).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -535,7 +559,7 @@ async fn a_strict_change_waits_for_nobody_who_was_to_forget_everything_a_lease_a
     tokio::time::advance(lease).await;
     assert_eq!(strict(), 0, "its kernel is stuck");
     assert_eq!(hub.state.lock().invalidations.pending().len(), 2);
-    hub.acknowledge(reader.id(), 0, hub.seq());
+    hub.acknowledge(reader.stream_id(), 0, hub.seq());
     assert!(hub.state.lock().invalidations.pending().is_empty());
 }
 
@@ -559,7 +583,7 @@ async fn a_strict_change_waits_for_whoever_saw_the_mount_a_moment_ago() {
     // One has not heard of that yet, and the other believes what it has for a lease.
     let change = master.changed(strict());
     assert_eq!((change, pending()), (hub.seq(), vec![change]));
-    hub.acknowledge(there.id(), 0, change);
+    hub.acknowledge(there.stream_id(), 0, change);
     assert_eq!(pending(), [change]);
     hub.state.lock().invalidations.gone(id);
     assert!(pending().is_empty());
@@ -625,10 +649,10 @@ async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
         tokio::task::yield_now().await;
     }
     assert!(!answer.is_finished() && !again.is_finished());
-    new.acknowledge(back.id(), change, change - 1);
+    new.acknowledge(back.stream_id(), change, change - 1);
     tokio::task::yield_now().await;
     assert!(!answer.is_finished());
-    new.acknowledge(back.id(), change, change);
+    new.acknowledge(back.stream_id(), change, change);
     for answer in [answer, again] {
         tokio::time::timeout(lease / 2, answer).await.unwrap().unwrap();
     }
@@ -660,7 +684,7 @@ async fn a_lock_is_granted_to_its_session_alone() {
     // Who freed it may have waited itself; and nobody else is there to be waited for.
     hub.changed(changes(vec![granted], one.id()));
     assert_eq!(next(&mut one).await[0].event, Some(Event::LockGranted(5)));
-    hub.acknowledge(one.id(), hub.seq(), 0);
+    hub.acknowledge(one.stream_id(), hub.seq(), 0);
     hub.changed(changes(vec![Change::Workers(2)], 0));
     assert_eq!(next(&mut other).await[0].event, Some(Event::WorkersEpoch(2)));
 }
@@ -675,7 +699,7 @@ async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
         let hub = hub.clone();
         async move { hub.wait_acknowledged(seq).await }
     });
-    hub.acknowledge(session.id(), seq, 0);
+    hub.acknowledge(session.stream_id(), seq, 0);
     tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
 
     let mut silent = hub.open("silent", Before::default()).unwrap();
@@ -687,7 +711,7 @@ async fn acknowledgements_are_waited_for_and_the_lapsed_are_not() {
         }
     };
     tokio::time::timeout(Duration::from_secs(10), ended).await.unwrap();
-    assert!(!hub.acknowledge(silent.id(), seq, 0), "it is not taken up by a word from before");
+    assert!(!hub.acknowledge(silent.stream_id(), seq, 0), "it is not taken up by a word from before");
 }
 
 #[tokio::test]
@@ -816,12 +840,12 @@ async fn what_others_may_know_of_a_directory_is_known_but_in_the_first_lease() {
     hub.watch_name(other.id(), 1, b"d");
     hub.watch_inodes(other.id(), [5]);
     assert_eq!(known(None), Some((true, vec![5])));
-    hub.acknowledge(other.id(), 9, 8);
+    hub.acknowledge(other.stream_id(), 9, 8);
     assert_eq!([known(Some(8)), known(Some(9))], [Some((false, vec![5])), Some((true, vec![5]))]);
     hub.changed(changes(Vec::new(), 0));
     let third = hub.open("third", Before { knows_inodes: true, ..Before::default() }).unwrap();
     assert_eq!(known(Some(8)), None, "what it has open is to be said");
-    hub.acknowledge(third.id(), hub.seq(), 0);
+    hub.acknowledge(third.stream_id(), hub.seq(), 0);
     assert_eq!(known(Some(8)), Some((false, vec![5])));
     hub.watch_name(other.id(), 7, b"n");
     assert_eq!(known(Some(8)), None, "it knows something that is in there");
@@ -840,7 +864,7 @@ async fn who_does_not_see_a_mount_keeps_nobody_from_holding_what_is_in_it() {
     });
     let known = |mount_id| known_of_directory(&hub, mount_id, own.id(), None);
     assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "what it has open is to be said");
-    hub.acknowledge(other.id(), hub.seq(), 0);
+    hub.acknowledge(other.stream_id(), hub.seq(), 0);
     hub.watch_inodes(other.id(), 0..5000);
     assert_eq!((known(1), known(2)), (Some((false, vec![])), None), "it knows too many of them");
     hub.watch_inodes(other.id(), 0..100_000);
@@ -858,7 +882,7 @@ async fn who_does_not_see_a_mount_keeps_nothing_in_it_from_being_deleted_or_froz
         hub.open(name, Before { owner: Some(&owner), ..Before::default() }).unwrap()
     });
     // It takes in nothing, and goes by no mount table.
-    hub.acknowledge(own.id(), hub.seq(), 0);
+    hub.acknowledge(own.stream_id(), hub.seq(), 0);
     hub.mounts_settled(own.id(), 7);
     assert!(hub.wait_all_acknowledged(1, hub.seq()).await && !hub.wait_all_acknowledged(2, hub.seq()).await);
     hub.wait_settled(1, 7).await.unwrap();
@@ -869,7 +893,7 @@ async fn who_does_not_see_a_mount_keeps_nothing_in_it_from_being_deleted_or_froz
     assert!(hub.has_settled(1) && !hub.has_settled(2));
     let (settled, ()) = tokio::join!(hub.wait_settled(1, 8), async {
         tokio::time::sleep(lease).await;
-        hub.acknowledge(own.id(), hub.seq(), 0);
+        hub.acknowledge(own.stream_id(), hub.seq(), 0);
         hub.tick();
         hub.mounts_settled(own.id(), 8);
     });
@@ -970,7 +994,7 @@ async fn who_has_not_said_that_it_forgot_everything_is_told_again() {
     }
     let mut stream = hub.open("a", before).unwrap();
     next(&mut stream).await;
-    hub.acknowledge(5, hub.seq(), 0);
+    hub.acknowledge(stream.stream_id(), hub.seq(), 0);
     assert!(!is_known());
     drop(stream);
     let mut stream = hub.open("a", Before { applied_seq: hub.seq(), ..before }).unwrap();
