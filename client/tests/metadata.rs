@@ -202,6 +202,32 @@ async fn a_replaced_object_is_another_inode_and_is_acknowledged_after_it_was_pas
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_goes_on_acknowledges_only_what_was_passed_on_of_the_one_before() {
+    let master = FakeMaster::start("going-on").await;
+    master.set_lease(LONG_LEASE);
+    master.resume_streams();
+    let old = master.put_file(MOUNT_ROOT, "a", "e1", 5);
+    let sink = Arc::new(Recording::default());
+    let client = connect_with(&config(&master), sink.clone()).await;
+    master.settled().await;
+    let has_heard = |what: &str| sink.events.lock().iter().any(|event| event == what);
+    sink.stuck.send_replace(true);
+    let new = master.put_file(MOUNT_ROOT, "a", "e2", 6);
+    let changed = format!("{MOUNT_ROOT}/a {old}>{new}");
+    until("the sink has heard", || has_heard(&changed)).await;
+    let replaced = master.seq();
+    master.kill();
+    master.restart().await;
+    until("the stream goes on", || has_heard("resumed")).await;
+    master.put_file(MOUNT_ROOT, "b", "e1", 5);
+    until("the client has let go", || master.invalidated() == master.seq()).await;
+    assert!(master.acknowledged() < replaced, "not before the barrier");
+    sink.stuck.send_replace(false);
+    master.settled().await;
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_old_listing_is_renewed_first_an_ageing_one_in_the_background() {
     let master = FakeMaster::start("ageing").await;
     let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);

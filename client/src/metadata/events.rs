@@ -11,7 +11,8 @@ impl Inner {
     /// Takes one event in and hands it to the sink; whether that has something to pass on.
     pub(super) fn apply_event(&self, sink: &dyn InvalidationSink, event: WatchEvent) -> bool {
         let Some(what) = event.event else { return false };
-        let is_passed_on = matches!(what, Event::Reset(_) | Event::Entry(_) | Event::InodeChanged(_));
+        // A stream that goes on waits for what the sink was given in the one before, and may not have passed on yet.
+        let passes_on = matches!(what, Event::Reset(_) | Event::Resumed(_) | Event::Entry(_) | Event::InodeChanged(_));
         match what {
             Event::Reset(reset) => {
                 self.tables.set_cluster_id(&reset.cluster_id);
@@ -51,7 +52,7 @@ impl Inner {
             Event::LockGranted(waiter) => self.locks.granted(waiter, self.lease.session()),
             Event::Tick(_) => {}
         }
-        is_passed_on
+        passes_on
     }
 
     /// A stream begins, or something was missed: nothing that was known counts.
