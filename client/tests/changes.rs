@@ -369,6 +369,35 @@ async fn an_open_inode_is_held_before_its_removal_is_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_goes_on_holds_what_the_one_before_did_not_before_it_acknowledges_the_removal() {
+    let master = FakeMaster::start("held-later").await;
+    master.fs_mode();
+    master.set_lease(Duration::from_secs(600));
+    master.resume_streams();
+    let mut config = config(&master);
+    config.client.metadata_timeout = cavern_conf::Interval::millis(30_000);
+    let client = connect(&config).await;
+    client.metadata().resolve("/m").await.unwrap();
+    let node = create(&client, "a").await.unwrap().node.unwrap();
+    let kept = client.metadata().keep_open_cached(&node).unwrap();
+    let (delayed, calls) = (master.hold_mutations().await, master.count("Mutate"));
+    master.announce(Event::Unlinked(node.inode));
+    let removed = master.seq();
+    until("it is to be held", || master.count("Mutate") > calls).await;
+    master.kill();
+    master.restart().await;
+    until("the stream goes on", || client.stats().watch_resumptions.get() > 0).await;
+    master.put_file(MOUNT_ROOT, "b", "e", 1);
+    until("later events are taken in", || master.invalidated() == master.seq()).await;
+    assert!(master.acknowledged() < removed, "it is not held yet");
+    drop(delayed);
+    master.settled().await;
+    assert!(master.mutations(|mutations| mutations.held.contains(&node.inode)));
+    drop(kept);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_quota_refuses_is_kept_for_the_next_commit_whatever_was_refused_before() {
     let master = FakeMaster::start("quota").await;
     master.fs_mode();

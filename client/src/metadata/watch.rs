@@ -59,11 +59,12 @@ impl Metadata {
     pub(crate) async fn watch(&self, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
         let inner = &self.inner;
         let (mut backoff, mut redirects) = (backoff::EVENT_STREAM.begin(), 0);
-        let mut removed = PendingRemovals::default();
+        // What a stream has yet to hold when it ends is for the next one.
+        let mut holding = PendingRefs::new(inner);
         loop {
             let stubs = inner.master.stubs();
             let at = Source { inner, stubs: &stubs, sink: &*sink };
-            match at.follow(&who, &mut removed, &stop).await {
+            match at.follow(&who, &mut holding, &stop).await {
                 StreamEnd::Refused => {}
                 StreamEnd::Broken => backoff.reset(),
                 StreamEnd::Elsewhere if redirects < REDIRECTS_MAX => {
@@ -113,7 +114,7 @@ struct Source<'s> {
 
 impl Source<'_> {
     /// Opens a stream, and follows it to its end.
-    async fn follow(&self, who: &Identity, removed: &mut PendingRemovals, stop: &CancellationToken) -> StreamEnd {
+    async fn follow(&self, who: &Identity, holding: &mut PendingRefs<'_>, stop: &CancellationToken) -> StreamEnd {
         let Self { inner, stubs, .. } = *self;
         let (messages, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
         let Identity { name: client, place } = who.clone();
@@ -148,14 +149,13 @@ impl Source<'_> {
         let acknowledged = Acknowledged { messages, sent, told: None, told_at: Instant::now(), activity_at: None };
         let mut stream = EventStream {
             at: *self,
-            removed,
             events,
             session,
             lease: FIRST_LEASE,
             position: Position::default(),
             invalidating: SinkProgress::default(),
             passing_on: SinkProgress::default(),
-            holding: PendingRefs::new(inner),
+            holding,
             remembering: None,
             acknowledged,
         };
@@ -200,9 +200,8 @@ struct Acknowledged {
 }
 
 /// The stream of the session's events, and how far it has come.
-struct EventStream<'s> {
+struct EventStream<'s, 'i> {
     at: Source<'s>,
-    removed: &'s mut PendingRemovals,
     events: Streaming<WatchEvent>,
     /// From which it goes on; 0 for none.
     session: u64,
@@ -210,18 +209,18 @@ struct EventStream<'s> {
     position: Position,
     invalidating: SinkProgress,
     passing_on: SinkProgress,
-    holding: PendingRefs<'s>,
+    holding: &'s mut PendingRefs<'i>,
     /// What is being said of what is cached here.
     remembering: Option<BoxFuture<'s, ()>>,
     acknowledged: Acknowledged,
 }
 
-impl EventStream<'_> {
+impl EventStream<'_, '_> {
     /// Waits until there is something to do.
     async fn next(&mut self, stop: &CancellationToken) -> Wakeup {
         let Source { inner, stubs, .. } = self.at;
         // In a session only.
-        let due = self.removed.due().filter(|_| self.position.has_begun);
+        let due = self.holding.removed.due().filter(|_| self.position.has_begun);
         let told_mounts = self.acknowledged.told.map(|(_, _, mounts)| mounts);
         tokio::select! {
             event = next_event(inner, &mut self.events, self.lease) => match event {
@@ -283,7 +282,7 @@ impl EventStream<'_> {
         let is_asked = events.iter().any(|event| matches!(event.event, Some(Event::Tick(_))));
         self.apply_events(events);
         let Source { inner, sink, .. } = self.at;
-        let referred = stop.run_until_cancelled(inner.find_referenced(self.removed, sink)).await?;
+        let referred = stop.run_until_cancelled(inner.find_referenced(&mut self.holding.removed, sink)).await?;
         self.holding.unlinked.extend(referred);
         self.pass_on().await;
         self.acknowledge(is_asked);
@@ -302,7 +301,7 @@ impl EventStream<'_> {
                 Some(Event::Reset(reset)) => {
                     self.lease = lease_of(reset.lease_ms);
                     self.holding.everything = true;
-                    self.removed.restart(event.seq);
+                    self.holding.removed.restart(event.seq);
                 }
                 Some(Event::Resumed(resumed)) => {
                     self.lease = lease_of(resumed.lease_ms);
@@ -312,7 +311,7 @@ impl EventStream<'_> {
                 }
                 Some(Event::Unlinked(inode)) => {
                     self.holding.unlinked.push(*inode);
-                    self.removed.add(*inode, event.seq, Instant::now());
+                    self.holding.removed.add(*inode, event.seq, Instant::now());
                 }
                 _ => {}
             }
@@ -340,7 +339,7 @@ impl EventStream<'_> {
         // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign
         // of life.
         if self.holding.is_done() {
-            self.position.settled = self.removed.settled(self.passing_on.kept_up_to);
+            self.position.settled = self.holding.removed.settled(self.passing_on.kept_up_to);
         }
     }
 
@@ -425,6 +424,8 @@ impl SinkProgress {
 /// What must be held before anything more is acknowledged.
 struct PendingRefs<'i> {
     inner: &'i Inner,
+    /// Of which the kernel has yet to be asked.
+    removed: PendingRemovals,
     /// Removals may have been missed: whatever is open is looked at.
     everything: bool,
     /// Inodes that have lost their last name, or are referred to without one.
@@ -434,7 +435,7 @@ struct PendingRefs<'i> {
 
 impl<'i> PendingRefs<'i> {
     fn new(inner: &'i Inner) -> Self {
-        Self { inner, everything: false, unlinked: Vec::new(), work: None }
+        Self { inner, removed: PendingRemovals::default(), everything: false, unlinked: Vec::new(), work: None }
     }
 
     fn is_done(&self) -> bool {

@@ -78,6 +78,8 @@ struct Service {
     follows: Arc<Mutex<Option<NotLeading>>>,
     /// Taken while listings are renewed.
     touching: Arc<tokio::sync::RwLock<()>>,
+    /// Taken while changes are made.
+    mutating: Arc<tokio::sync::RwLock<()>>,
     /// What the next answer with the table of workers waits for.
     workers_held: Arc<Mutex<Option<oneshot::Receiver<()>>>>,
 }
@@ -165,6 +167,7 @@ impl FakeMaster {
             deaf: Arc::default(),
             follows: Arc::default(),
             touching: Arc::default(),
+            mutating: Arc::default(),
             workers_held: Arc::default(),
         };
         let master = Self { service, views: FakeViews::default(), port: Port::take(), server: Mutex::default() };
@@ -180,6 +183,7 @@ impl FakeMaster {
             deaf: Arc::default(),
             follows: Arc::default(),
             touching: Arc::default(),
+            mutating: Arc::default(),
             workers_held: Arc::default(),
         };
         let master = Self { service, views: self.views.clone(), port: Port::take(), server: Mutex::default() };
@@ -375,6 +379,11 @@ impl FakeMaster {
     /// Listings are renewed when what this answers has been dropped.
     pub async fn hold_touches(&self) -> impl Drop + use<> {
         self.service.touching.clone().write_owned().await
+    }
+
+    /// Changes are made when what this answers has been dropped.
+    pub async fn hold_mutations(&self) -> impl Drop + use<> {
+        self.service.mutating.clone().write_owned().await
     }
 
     /// Whoever asks next for the table of workers has it as it is then, and when what this answers has been dropped.
@@ -627,6 +636,7 @@ impl Namespace for Service {
             async move {
                 let call = call?;
                 master.enter("Mutate").await?;
+                let _mutating = master.mutating.read().await;
                 let (answer, late) = {
                     let mut state = master.state.lock();
                     (state.mutate(call), state.mutations.late.take())
