@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -180,6 +182,7 @@ pub struct Cluster {
     directory: PathBuf,
     /// Where points are armed.
     failpoints: Option<PathBuf>,
+    _ports: Vec<UnixListener>,
 }
 
 impl Cluster {
@@ -228,7 +231,7 @@ impl Cluster {
         let admin = S3Admin { url: status.s3.admin.clone().unwrap_or_default(), token: status.s3.admin_token.clone() };
         let s3 = S3::new(endpoint, admin, access_key, secret_key, !options.conf.contains(HEDGED_NEVER));
         std::mem::forget(guard);
-        Self { s3, at_start: status, directory, failpoints }
+        Self { s3, directory, failpoints, _ports: set_aside(&status), at_start: status }
     }
 
     /// Where the cluster keeps everything.
@@ -515,4 +518,15 @@ fn finish(mut command: Command) -> Finished {
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
+}
+
+/// Keeps the ports of a cluster from being given to another one while a process of it is stopped: sockets of these names
+/// are what `cv local up` sets a port aside by.
+fn set_aside(status: &Status) -> Vec<UnixListener> {
+    let children = status.masters.iter().chain(&status.workers).chain(&status.fuse);
+    let addresses = children.flat_map(|child| [&child.grpc, &child.data, &child.http]);
+    let of_store = [&status.s3.endpoint].into_iter().chain(&status.s3.admin);
+    let names =
+        addresses.chain(of_store).filter_map(|address| Some(format!("cavern-port-{}", address.rsplit_once(':')?.1)));
+    names.filter_map(|name| UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).ok()).collect()
 }
