@@ -175,6 +175,26 @@ async fn an_object_that_is_in_the_way_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_object_stays_until_its_file_is_elsewhere_though_the_file_before_it_gives_the_key_up() {
+    let mut bench = Fixture::idle().await;
+    let root = bench.root;
+    for moved in ["first", "second"] {
+        let file = bench.create(root, "a", Kind::File).await;
+        bench.commit(file, 0, 0, vec![1]).await;
+        bench.bring("/m/a").await;
+        bench.rename((root, "a"), (root, moved), RenameMode::Replace).await;
+    }
+    bench.bring("/m/first").await;
+    eventually(|| async { bench.status("/m").await.deletions == 0 }).await;
+    assert_eq!(bench.bucket.keys(), ["top/a", "top/first"]);
+    // Back where it was it has its object.
+    bench.rename((root, "second"), (root, "a"), RenameMode::Replace).await;
+    bench.bring("/m").await;
+    bench.check().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_comes_after_its_worker_and_its_file_are_gone_is_deleted() {
     let mut bench = Fixture::new().await;
     let root = bench.root;

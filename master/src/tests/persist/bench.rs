@@ -197,6 +197,13 @@ impl Fixture {
         self.master().services().persistence.status(path, u64::MAX).await.unwrap()
     }
 
+    /// Has what is at a path, and below it, brought to the bucket now.
+    pub async fn bring(&self, path: &str) {
+        let persistence = &self.master().services().persistence;
+        let waited = persistence.expedite(persistence.scope(path).await.unwrap(), u64::MAX);
+        eventually(|| async { waited.left().await.unwrap().items() == 0 }).await;
+    }
+
     pub async fn settled(&self) {
         eventually(|| async {
             let status = self.status("/m").await;

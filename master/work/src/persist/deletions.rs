@@ -1,7 +1,8 @@
 //! Deletes objects that belong to no inode any more.
 //!
 //! Whether a name of the namespace has the key is looked at under the claim of the key: a file that gets the name
-//! afterwards is written when the claim is given back.
+//! afterwards is written when the claim is given back. So is whether another inode has written an object there since:
+//! that one stays until its inode, which may have another name by now, gives it up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,9 +166,21 @@ async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLeas
 
 /// Whose a key is at the moment.
 fn owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<KeyOwner, WorkError> {
-    let origin_of = tables.origin_of(mount.id, key)?;
     let owner = named_owner(tables, mount, prefix, key)?;
-    Ok(if origin_of.is_some() && owner == KeyOwner::Nobody { KeyOwner::Waited } else { owner })
+    if owner != KeyOwner::Nobody {
+        return Ok(owner);
+    }
+    if let Some(noted) = tables.noted(mount.id, key)?
+        && is_written(tables, noted, key)?
+    {
+        return Ok(KeyOwner::Written);
+    }
+    Ok(if tables.origin_of(mount.id, key)?.is_some() { KeyOwner::Waited } else { KeyOwner::Nobody })
+}
+
+/// Whether an object of an inode has been written under a key.
+fn is_written(tables: Tables<'_>, inode: u64, key: &str) -> Result<bool, WorkError> {
+    Ok(tables.object(inode, key)?.is_some_and(|object| !object.etag.is_empty()))
 }
 
 /// Whether a name of the namespace has this key.
@@ -189,6 +202,5 @@ fn named_owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Re
     if (kind == Kind::Directory) != is_directory {
         return Ok(KeyOwner::Nobody);
     }
-    let is_written = tables.object(inode, key)?.is_some_and(|object| !object.etag.is_empty());
-    Ok(if is_written { KeyOwner::Written } else { KeyOwner::Waited })
+    Ok(if is_written(tables, inode, key)? { KeyOwner::Written } else { KeyOwner::Waited })
 }
