@@ -195,6 +195,33 @@ async fn an_object_stays_until_its_file_is_elsewhere_though_the_file_before_it_g
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_another_file_has_got_is_not_written_for_the_one_of_many_names_that_had_it() {
+    let mut bench = Fixture::idle().await;
+    let root = bench.root;
+    let file = bench.create(root, "000", Kind::File).await;
+    bench.commit(file, 0, 0, vec![1]).await;
+    // More than are confirmed together.
+    for number in 1..300 {
+        let name = name(&format!("{number:03}"));
+        bench.change(Change::Link(LinkInode { inode: file, parent: root, name })).await;
+    }
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    let persistence = bench.master().services().persistence.clone();
+    let waited = persistence.expedite(persistence.scope("/m").await.unwrap(), u64::MAX);
+    let under_way = bench.fake.under_way.clone();
+    eventually(|| async { under_way.load(Ordering::Acquire) == 1 }).await;
+    bench.remove(root, "299", false).await;
+    let other = bench.create(root, "299", Kind::File).await;
+    bench.commit(other, 0, 0, vec![1]).await;
+    drop(held);
+    eventually(|| async { waited.left().await.unwrap().items() == 0 }).await;
+    bench.check().await;
+    drop(waited);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_comes_after_its_worker_and_its_file_are_gone_is_deleted() {
     let mut bench = Fixture::new().await;
     let root = bench.root;

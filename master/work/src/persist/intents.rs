@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::changing_files::AWAITED_PAUSE;
 use super::plan::{self, Portion, Step, Work, Write};
-use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
+use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED, REST_PART};
 use crate::background::Next;
 use crate::error::WorkError;
@@ -245,6 +245,12 @@ impl Persistence {
     }
 
     async fn write_objects(&self, mount: &OpenMount, mut work: Work) -> Result<PersistOutcome, WorkError> {
+        // All keys until all is confirmed: what gets one of the names meanwhile is written over what is written now.
+        let claims = work.writes.iter().map(|write| self.retries.claim(work.mount_id, &write.key));
+        let Some(_claims) = claims.collect::<Option<Vec<_>>>() else {
+            // One is being deleted, or written for the inode that had the name before.
+            return Ok(PersistOutcome::Later(PAUSES.0));
+        };
         // The first worker of a block is the one that is asked for it.
         let placement = self.writer.placement()?;
         for extent in &mut work.content.extents {
@@ -269,14 +275,6 @@ impl Persistence {
         work: &Work,
         portion: Portion,
     ) -> Result<Option<PersistOutcome>, WorkError> {
-        let mut claims = Vec::new();
-        for write in &portion.writes {
-            match self.retries.claim(work.mount_id, &write.key) {
-                Some(claim) => claims.push(claim),
-                // It is being deleted, or written for the inode that had the name before.
-                None => return Ok(Some(PersistOutcome::Later(PAUSES.0))),
-            }
-        }
         let new: Vec<String> =
             portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
         if !new.is_empty() {
@@ -302,17 +300,16 @@ impl Persistence {
             }
         }
         Failpoint::ObjectWritten.pass();
-        self.confirm(work.inode, portion, objects, failed, claims).await
+        self.confirm(work.inode, portion, objects, failed).await
     }
 
-    /// Puts what was done into the log; only then others may have the keys.
+    /// Puts what was done into the log.
     async fn confirm(
         &self,
         inode: u64,
         portion: Portion,
         objects: Vec<PersistedObject>,
         failed: Option<PersistOutcome>,
-        claims: Vec<KeyClaim>,
     ) -> Result<Option<PersistOutcome>, WorkError> {
         // With one object missing, nothing is given up, and the bucket is behind still.
         let (change, gone) = if failed.is_none() { (portion.change, portion.gone) } else { (0, Vec::new()) };
@@ -321,7 +318,6 @@ impl Persistence {
             self.proposer.propose(Command::Persisted(persisted)).await?;
             Failpoint::ObjectConfirmed.pass();
         }
-        drop(claims);
         Ok(failed)
     }
 
