@@ -104,6 +104,33 @@ async fn an_open_file_is_not_taken_for_a_closed_one_where_a_look_at_all_files_ta
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_opened_while_it_waits_for_its_turn_waits_as_an_open_one() {
+    let mut bench = Fixture::start(&[], DELAY).await;
+    let root = bench.root;
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    for number in 0..56 {
+        bench.create_written(&format!("f{number:02}")).await;
+    }
+    let under_way = bench.fake.under_way.clone();
+    eventually(|| async { under_way.load(Ordering::Acquire) == 56 }).await;
+    // The second is at rest when the first is, which waits for a place.
+    let first = bench.create(root, "first", Kind::File).await;
+    let second = bench.create(root, "second", Kind::File).await;
+    for file in [second, first] {
+        bench.commit(file, 0, 0, vec![1]).await;
+    }
+    tokio::time::sleep(DELAY / 5).await;
+    bench.change(Change::AddOpenRef(second)).await;
+    bench.commit(second, 1, 0, vec![1]).await;
+    drop(held);
+    bench.create_written("last").await;
+    bench.written("top/last").await;
+    assert_eq!((bench.times_written("top/first"), bench.background("top/second")), (1, Vec::new()));
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_was_written_a_moment_ago_waits_until_somebody_waits_for_it() {
     let mut bench = Fixture::start(&[], DELAY).await;
     let file = bench.create_written("again").await;

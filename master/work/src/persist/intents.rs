@@ -44,6 +44,22 @@ pub(super) struct DueIntent {
     pub is_closed: bool,
 }
 
+/// What a pass has seen of an inode that nobody waits for. Its turn may come late: where that is otherwise by then, the
+/// inode is looked at again.
+#[derive(Clone, Copy)]
+pub(super) struct SeenIntent {
+    change: u64,
+    /// It is due as a file that is closed.
+    is_closed: bool,
+}
+
+impl SeenIntent {
+    fn is_outdated(self, tables: Tables<'_>, inode: u64) -> Result<bool, WorkError> {
+        let Some(intent) = tables.intent(inode)? else { return Ok(false) };
+        Ok(intent.change != self.change || self.is_closed && is_unfinished(tables, inode)?)
+    }
+}
+
 /// Whether one look at all intents has begun anything, and how much more it may begin.
 #[derive(Default)]
 struct Pass {
@@ -107,7 +123,8 @@ impl Persistence {
         if !comes_first && (pass.is_full || !self.is_due(&due)) || self.is_left_alone(&due) {
             return;
         }
-        let DueIntent { inode, intent: IntentRecord { mount_id, .. }, priority, .. } = due;
+        let DueIntent { inode, intent: IntentRecord { mount_id, change, .. }, priority, .. } = due;
+        let seen = SeenIntent { change, is_closed: !due.is_unfinished && due.at_rest < self.delay };
         let Some(turn) = self.retries.begin(&Item::Inode(inode), mount_id, priority) else { return };
         let makes_way = !comes_first && self.yields_to_clients();
         let background = if comes_first { None } else { self.background_permit(makes_way).await };
@@ -119,7 +136,8 @@ impl Persistence {
         self.metrics.busy_uploads.inc_by(u64::from(makes_way));
         let persistence = self.clone();
         self.tasks.spawn(async move {
-            persistence.process_intent(inode, mount_id, priority, &turn, background.is_some()).await;
+            let seen = background.is_some().then_some(seen);
+            persistence.process_intent(inode, mount_id, priority, &turn, seen).await;
             drop((all, background));
         });
         pass.is_busy = true;
@@ -177,18 +195,18 @@ impl Persistence {
     }
 
     /// Works on an inode until there is nothing more to do for now; in the background what nobody waits for, and what
-    /// has not waited for long.
+    /// has not waited for long, as it was seen.
     pub(super) async fn process_intent(
         &self,
         inode: u64,
         mount_id: u32,
         pace: Priority,
         turn: &WorkPermit,
-        is_background: bool,
+        background: Option<SeenIntent>,
     ) {
         loop {
             // Where the log does not take anything at the moment, whatever is begun anew finds things as they are.
-            match self.step(inode, mount_id, pace, is_background).await.unwrap_or_else(PersistOutcome::from) {
+            match self.step(inode, mount_id, pace, background).await.unwrap_or_else(PersistOutcome::from) {
                 PersistOutcome::Done => {
                     self.changing.forget(inode);
                     return turn.succeeded();
@@ -216,7 +234,7 @@ impl Persistence {
         inode: u64,
         mount_id: u32,
         pace: Priority,
-        is_background: bool,
+        background: Option<SeenIntent>,
     ) -> Result<PersistOutcome, WorkError> {
         let Some(mount) = WorkError::if_found(self.lookups.mounts.get(mount_id))? else {
             let forget = Persisted { inode, change: u64::MAX, ..Persisted::default() };
@@ -224,9 +242,14 @@ impl Persistence {
             return Ok(PersistOutcome::Done);
         };
         let (seen, cluster) = (mount.clone(), self.cluster_id.clone());
-        let planned =
-            self.lookups.reader.read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
-        match planned.await? {
+        let planned = self.lookups.reader.read(move |tables| {
+            if background.map_or(Ok(false), |background| background.is_outdated(tables, inode))? {
+                return Ok(None);
+            }
+            plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()).map(Some)
+        });
+        let Some(planned) = planned.await? else { return Ok(PersistOutcome::Later(PAUSES.0)) };
+        match planned {
             Err(unfit) => Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, unfit)),
             Ok(Step::None) => Ok(PersistOutcome::Done),
             Ok(Step::Propagate) => {
@@ -238,7 +261,7 @@ impl Persistence {
             Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
             Ok(Step::Write(mut work)) => {
                 // A worker that is nearly full must get rid of what it has.
-                work.is_background = is_background && !self.lacks_room.load(Ordering::Relaxed);
+                work.is_background = background.is_some() && !self.lacks_room.load(Ordering::Relaxed);
                 self.write_objects(&mount, *work).await
             }
         }

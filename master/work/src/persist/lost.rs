@@ -203,7 +203,7 @@ impl Persistence {
         let (persistence, pace) = (self.clone(), Priority::Expedited(Instant::now()));
         // It goes on when nobody waits for it any more.
         let attempt = self.tasks.spawn(async move {
-            persistence.process_intent(file.inode, file.mount_id, pace, &turn, false).await;
+            persistence.process_intent(file.inode, file.mount_id, pace, &turn, None).await;
             drop(permit);
         });
         attempt.await.map_err(|_stopped| WorkError::Refused("the attempt was given up".into()))
