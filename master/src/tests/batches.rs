@@ -113,7 +113,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
         21 => Kind::ReapUnlinked(inode(a)),
         22 => {
             let ctime_ns = 1000 + (number as i64).saturating_sub(i64::from(b % 4));
-            Kind::Expire(Expire { inode: inode(a), ctime_ns, now_ns })
+            Kind::Expire(Expire { inode: inode(a), ctime_ns, now_ns: now_ns + 1_000_000_000 })
         }
         23 => Kind::PropagateIntent(PropagateIntent { inode: directory(a), limit: 2 }),
         24 => Kind::BeginObjects(BeginObjects { inode: inode(a), keys: vec![key] }),

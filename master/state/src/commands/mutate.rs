@@ -5,10 +5,11 @@
 //! before it has said so.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use cavern_posix::Refusal;
 use cavern_proto::master::mutation::Change as Kind;
-use cavern_proto::master::{AcquireStep, Consistency, Mutation, MutationResult, RemoveName};
+use cavern_proto::master::{AcquireStep, Consistency, Mutation, MutationResult, RemoveName, TtlAction};
 use cavern_proto::record::{Expire, InodeRecord, Mutate};
 use rustix::io::Errno;
 
@@ -17,7 +18,9 @@ use crate::change::DelegationChange;
 use crate::error::Result;
 use crate::outcome::{ALL_BEFORE, Outcome};
 use crate::posix::context::{Caller, Checked, MutationContext, MutationEffects, MutationError, refuse};
-use crate::records::is_directory;
+use crate::records::{changed_ns, is_directory};
+use crate::schema;
+use crate::tables::Tables;
 use crate::transaction::Transaction;
 
 /// A change that says to have been made later than this after the master's clock was made then: so far clocks of hosts
@@ -162,7 +165,8 @@ fn is_of_strict(tx: &Transaction<'_>, result: &MutationResult) -> Result<bool> {
     Ok(false)
 }
 
-/// Removes the first name of a file that nobody has changed since it was looked at, nor writes to.
+/// Removes the first name of a file whose time is over, and that nobody has changed since it was looked at, nor writes
+/// to. Since then the rules may have become others, and a directory above it may have been moved.
 pub fn expire(tx: &mut Transaction<'_>, expire: &Expire) -> Result<Outcome> {
     let is_as_seen =
         |record: &InodeRecord| !record.unlinked && !is_directory(record) && record.ctime_ns == expire.ctime_ns;
@@ -171,6 +175,9 @@ pub fn expire(tx: &mut Transaction<'_>, expire: &Expire) -> Result<Outcome> {
     };
     if tx.before().is_written_by_others(expire.inode, 0)? {
         return Outcome::refused("somebody writes to the file");
+    }
+    if !is_expired(tx.before(), &record, expire.now_ns)? {
+        return Outcome::refused("no rule removes the file by now");
     }
     let remove = RemoveName { parent: record.parent, name: record.name, directory: false };
     let mut mutating = MutationContext::new(tx, expire.now_ns);
@@ -184,6 +191,17 @@ pub fn expire(tx: &mut Transaction<'_>, expire: &Expire) -> Result<Outcome> {
         Err(MutationError::Delegated { directory }) => Ok(Outcome::Delegated(directory)),
         Err(MutationError::Storage(error)) => Err(error),
     }
+}
+
+/// Whether the nearest rule above a file has it removed by this time.
+fn is_expired(tables: Tables<'_>, record: &InodeRecord, now_ns: i64) -> Result<bool> {
+    let age = Duration::from_nanos(u64::try_from(now_ns.saturating_sub(changed_ns(record))).unwrap_or(0));
+    for directory in tables.above(record.parent)? {
+        if let Some(rule) = tables.get(schema::Ttls, directory)? {
+            return Ok(rule.action() == TtlAction::Delete && age >= Duration::from_secs(rule.seconds));
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

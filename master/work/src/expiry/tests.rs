@@ -5,8 +5,8 @@ use cavern_consensus::clock::Reading;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Existing, Extent, Kind, LinkInode, Mount, Mutation, RenameMode, RenameName, Worker,
-    WriteType,
+    CommitContent, CreateInode, Existing, Extent, Kind, LinkInode, Mount, Mutation, RenameMode, RenameName, SetTtl,
+    Worker, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{AdoptListing, AttachMount, InitCluster, ListedEntry, Mutate, PutWorker, Restored};
@@ -73,6 +73,11 @@ impl Fixture {
     fn create(&mut self, age: i64, parent: u64, name: &str, kind: Kind) -> u64 {
         let name = name.to_owned().into();
         self.change(age, Change::Create(CreateInode { parent, name, kind: kind as i32, ..CreateInode::default() }))
+    }
+
+    fn set_rule(&mut self, directory: u64, rule: TtlRecord) {
+        let TtlRecord { seconds, action } = rule;
+        self.change(0, Change::SetTtl(SetTtl { inode: directory, seconds, action }));
     }
 
     fn arrivals(&self) -> u64 {
@@ -196,6 +201,40 @@ fn what_could_not_be_expired_is_looked_at_again() {
     let made = vec![Extent { workers: vec![1], ..Extent::default() }];
     bench.change(40, Change::Commit(CommitContent { inode: file, grow_to: 5, made, changed: true }));
     assert_eq!(bench.walk(governed, &free, PAGE), (BTreeSet::new(), NOW - 40 * SECOND));
+}
+
+#[test]
+fn what_no_rule_removes_any_more_when_it_is_to_go_stays() {
+    let mut bench = Fixture::new(Existing::None);
+    let root = bench.root;
+    let delete = rule(10, TtlAction::Delete);
+    let governed = bench.create(100, root, "governed", Kind::Directory);
+    let mut file_below = |name: &str| {
+        let directory = bench.create(100, governed, name, Kind::Directory);
+        (directory, bench.create(50, directory, "file", Kind::File))
+    };
+    let [(_, gone), (own, kept), (_, moved), (longer, young), (_, late)] =
+        ["gone", "own", "moved", "longer", "late"].map(&mut file_below);
+    bench.set_rule(governed, delete);
+    let mut walk = Walk::new(governed, &Rules::from([(governed, delete)]), NOW).unwrap();
+    let due = walk.step(bench.tables(), PAGE, &bench.clock).unwrap();
+    assert_eq!(due.len(), 5);
+    let expire = |bench: &mut Fixture, file: u64| {
+        let due = due.iter().find(|due| due.inode == file).unwrap();
+        bench.run(due.command.clone())
+    };
+    bench.set_rule(own, rule(10, TtlAction::None));
+    bench.set_rule(longer, rule(60, TtlAction::Delete));
+    let (name, new_name, mode) = (Bytes::from("moved"), Bytes::from("moved"), RenameMode::Replace as i32);
+    bench.change(0, Change::Rename(RenameName { parent: governed, name, new_parent: root, new_name, mode }));
+    for file in [kept, moved, young] {
+        assert!(matches!(expire(&mut bench, file), Outcome::Refused(_)), "inode {file}");
+    }
+    assert_eq!(expire(&mut bench, gone), Outcome::Done);
+    bench.set_rule(governed, rule(0, TtlAction::None));
+    assert!(matches!(expire(&mut bench, late), Outcome::Refused(_)));
+    let is_named = |file: u64| bench.tables().inode(file).unwrap().is_some_and(|record| !record.unlinked);
+    assert_eq!([gone, kept, moved, young, late].map(is_named), [false, true, true, true, true]);
 }
 
 #[test]

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Lock, LockKind, LockType, Mount, Mutation,
-    MutationResult, RemoveName, RenameMode, RenameName, SetAttr, SetLock, SetQuota, View, Worker, WriteType,
+    MutationResult, RemoveName, RenameMode, RenameName, SetAttr, SetLock, SetQuota, SetTtl, TtlAction, View, Worker,
+    WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
@@ -481,10 +482,11 @@ fn a_directory_of_a_hundred_thousand_files_comes_and_goes_in_short_commands() {
     bench.done("quota", Change::SetQuota(quota));
     bench.count();
     assert_eq!(bench.tables().usage(root).unwrap().inodes as usize, NAMES + 1);
+    bench.done("ttl", Change::SetTtl(SetTtl { inode: root, seconds: 1, action: TtlAction::Delete as i32 }));
     for number in 0..NAMES / 2 {
         let file = bench.tables().dentry(directory, &name(number)).unwrap().unwrap().inode;
         let ctime_ns = bench.tables().inode(file).unwrap().unwrap().ctime_ns;
-        let now_ns = bench.now_ns + 1;
+        let now_ns = bench.now_ns + 1_000_000_000;
         let outcome = bench.run("expire", Kind::Expire(Expire { inode: file, ctime_ns, now_ns }));
         assert_eq!(outcome, Outcome::Done);
         bench.reap_unlinked(file);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, LinkInode, Lock, LockKind, LockType, Mount, Mutation, MutationResult, RefreshFate, RemoveName,
-    RenameName, SetAttr, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, WriteType,
+    RenameName, SetAttr, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, TtlAction, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{
@@ -674,22 +674,26 @@ fn it_is_held_under_whatever_name_and_no_longer_than_it_is_there() {
 #[test]
 fn what_the_master_does_by_itself_waits_as_well() {
     let mut bench = Fixture::new();
-    let d = bench.held("d");
+    let ruled = bench.done(OTHER, create(bench.root, "r", Kind::Directory));
+    let rule = SetTtl { inode: ruled, seconds: 1, action: TtlAction::Delete as i32 };
+    bench.done(OTHER, Change::SetTtl(rule));
+    let (root, d) = (bench.root, bench.held("d"));
+    bench.done(HOLDER, rename((root, "d"), (ruled, "d")));
     let file = bench.answered(HOLDER, create(d, "f", Kind::File)).inode;
-    let expire = Kinds::Expire(Expire { inode: file, ctime_ns: NOW, now_ns: NOW + 1 });
+    let expire = Kinds::Expire(Expire { inode: file, ctime_ns: NOW, now_ns: NOW + 1_000_000_000 });
     assert_eq!(bench.run(expire.clone()), Outcome::Delegated(d));
     let there = ListedEntry { name: name("new"), kind: Kind::File as i32, etag: "e".into(), ..ListedEntry::default() };
     let listing = AdoptListing {
         mount_id: bench.mount.id,
         directory: d,
-        key_prefix: "d/".into(),
+        key_prefix: "r/d/".into(),
         entries: vec![there],
         now_ns: NOW,
         ..AdoptListing::default()
     };
     let taken = ImportExternalChange {
         listing: Some(listing),
-        path: name("d/"),
+        path: name("r/d/"),
         name: name("new"),
         ..ImportExternalChange::default()
     };

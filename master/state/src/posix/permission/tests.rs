@@ -6,7 +6,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     ClientRule, CommitContent, CreateInode, IdRange, LinkInode, Lock, LockKind, LockType, Mutation, MutationResult,
     OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, Time,
-    UserLimits, WriteType,
+    TtlAction, UserLimits, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{AttachMount, Command, EndSessionStep, Expire, InitCluster, Mutate};
@@ -565,8 +565,9 @@ fn what_is_held_by_whoever_may_not_write_to_it_does_not_count_as_changed_nor_as_
         assert_eq!(bench.record(file).version, before.version + 1, "{client:?}");
     }
     // Its time to live is over all the same.
+    bench.done(Change::SetTtl(SetTtl { inode: bench.root, seconds: 1, action: TtlAction::Delete as i32 }));
     assert_eq!(bench.ask((Some(READER), SESSION), None, hold(file)).errno, 0);
-    let expire = Expire { inode: file, ctime_ns: bench.record(file).ctime_ns, now_ns: 100_000 };
+    let expire = Expire { inode: file, ctime_ns: bench.record(file).ctime_ns, now_ns: 2_000_000_000 };
     assert!(matches!(bench.run(Kinds::Expire(expire)), Outcome::Done));
     let tables = Tables::new(&bench.database);
     assert!(tables.dentry(bench.root, b"f").unwrap().is_none());
