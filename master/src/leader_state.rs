@@ -217,8 +217,13 @@ fn services(
         settle: conf.session_lease.get() + conf.worker_timeout.get(),
     };
     let claims = Claims { mounts: mounts.clone(), lease: lease.clone(), cluster_id: cluster_id.clone() };
-    let mount_changes =
-        MountChanges { lookups: lookups.clone(), persistence: persistence.clone(), proposer: proposer.clone(), claims };
+    let mount_changes = MountChanges {
+        lookups: lookups.clone(),
+        persistence: persistence.clone(),
+        proposer: proposer.clone(),
+        claims,
+        tasks: Arc::default(),
+    };
     let services = Services {
         lookups,
         mounts,

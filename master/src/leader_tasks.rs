@@ -67,6 +67,7 @@ impl LeaderTasks {
     pub async fn end(self) {
         let Self { services, background } = self;
         background.stop.cancel();
+        services.mount_changes.tasks.shutdown().await;
         services.jobs.shutdown().await;
         services.views.shutdown().await;
         services.persistence.shutdown().await;

@@ -1,18 +1,22 @@
 //! Requests that are sent again because the answer to the first was lost, at the same master or at the next leader.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use bytes::Bytes;
 use cavern_conf::Config;
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::{
-    DrainWorkerRequest, GetJobRequest, JobState, Mount, MountReply, MountRequest, RegisterWorkerRequest,
+    DrainWorkerRequest, GetJobRequest, JobKind, JobState, Mount, MountReply, MountRequest, RegisterWorkerRequest,
     RemoveWorkerRequest, SubmitExportRequest, SubmitLoadRequest, UnmountRequest, UpdateMountRequest, Worker, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, Once};
 use cavern_state::requests::KEPT;
 use cavern_state::{Outcome, Tables, Transaction, apply};
+use cavern_work::Request;
+use cavern_work::mounts::changes::DetachPolicy;
+use futures::FutureExt as _;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -33,6 +37,46 @@ async fn next_leader(members: &[Member]) -> ClusterClient<Channel> {
     let next = (now + 1) % members.len();
     have_lead(members, next).await;
     cluster(&members[next]).await
+}
+
+/// Gives a call up as soon as the log has what it is for, as that of a caller who is gone by then.
+async fn give_up_when(mut call: impl Future + Unpin, is_recorded: impl Fn() -> bool) {
+    let until_recorded = std::future::poll_fn(|context| {
+        if is_recorded() {
+            return Poll::Ready(());
+        }
+        assert!(call.poll_unpin(context).is_pending(), "it is answered before it is recorded");
+        Poll::Pending
+    });
+    until_recorded.await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_recorded_is_done_though_its_caller_is_gone() {
+    let master = TestMaster::new().await;
+    let (services, (bucket, uri)) = (master.services(), new_bucket());
+    bucket.put("a", "1");
+    let mounts = || services.mounts.all_recorded().unwrap();
+    let mount = Box::pin(services.mount_bucket(mount_request("/m", &uri), false));
+    give_up_when(mount, || !mounts().is_empty()).await;
+    let mount = mounts().remove(0);
+    master.indexed(&mount).await;
+
+    let update = UpdateMountRequest { path: "/m".into(), metadata_ttl_ms: Some(7000), ..UpdateMountRequest::default() };
+    let update = Box::pin(services.mount_changes.update(update));
+    give_up_when(update, || mounts()[0].metadata_ttl_ms == 7000).await;
+    eventually(|| async { services.mounts.get(mount.id).unwrap().mount.metadata_ttl_ms == 7000 }).await;
+
+    let request = Request::default();
+    let job = Box::pin(services.jobs.submit_once(&request, JobKind::LoadMetadata, "/m", 0));
+    let has_job = || services.lookups.reader.look(|tables| Ok(!tables.jobs()?.is_empty())).now_or_never();
+    give_up_when(job, || has_job().is_some_and(|found| found.unwrap())).await;
+    eventually(|| async { services.jobs.list().await.unwrap()[0].state() == JobState::Done }).await;
+
+    let unmount = Box::pin(services.unmount_bucket("/m", DetachPolicy::Keep));
+    give_up_when(unmount, || mounts().is_empty()).await;
+    eventually(|| async { services.mounts.status().is_empty() }).await;
+    master.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

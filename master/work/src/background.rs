@@ -158,6 +158,22 @@ impl TaskGroup {
         })
     }
 
+    /// Does something to its end, or until the group is shut down, though whoever has asked for it may be gone.
+    ///
+    /// # Errors
+    /// Those of the work, and [`WorkError::Consensus`] when the group is shut down before its end.
+    pub async fn to_the_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, WorkError>> + Send + 'static,
+    ) -> Result<T, WorkError> {
+        let stop = self.stop.clone();
+        let done = self.tracker.spawn(async move { stop.run_until_cancelled(work).await });
+        match done.await {
+            Ok(Some(result)) => result,
+            _ => Err(WorkError::stopping()),
+        }
+    }
+
     /// Ends all tasks. Nothing of them is under way when this returns.
     pub async fn shutdown(&self) {
         self.stop.cancel();

@@ -19,7 +19,7 @@ use cavern_consensus::Proposer;
 use cavern_proto::master::{Job, JobKind, JobState};
 use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use self::load::Loader;
 use self::running::RunningJob;
@@ -46,6 +46,8 @@ pub struct Jobs {
     persistence: Arc<Persistence>,
     metrics: JobMetrics,
     running: Mutex<HashMap<u64, Arc<RunningJob>>>,
+    /// One for each job, from before it is recorded.
+    places: Arc<Semaphore>,
     lists: Semaphore,
     tasks: TaskGroup,
 }
@@ -67,6 +69,7 @@ impl Jobs {
             persistence,
             metrics,
             running: Mutex::default(),
+            places: Arc::new(Semaphore::new(JOBS_MAX)),
             lists: Semaphore::new(LISTS_MAX),
             tasks: TaskGroup::default(),
         })
@@ -77,7 +80,7 @@ impl Jobs {
         for job in self.lookups.reader.read(|tables| Ok(tables.jobs()?)).await? {
             if job.state() == JobState::Running {
                 tracing::info!(job = job.id, path = job.path, "a job goes on");
-                self.spawn(match job.kind() {
+                let job = match job.kind() {
                     // What is left is measured, not counted.
                     JobKind::Export => job,
                     // The walk begins anew.
@@ -85,7 +88,8 @@ impl Jobs {
                         let Job { id, kind, path, state, started_ns, retry_of, .. } = job;
                         Job { id, kind, path, state, started_ns, retry_of, ..Job::default() }
                     }
-                });
+                };
+                self.spawn(job, self.places.clone().try_acquire_owned().ok());
             }
         }
         Ok(())
@@ -127,18 +131,21 @@ impl Jobs {
             }
             JobKind::Check => return Err(not_of_this_kind(kind)),
         };
-        if self.running.lock().len() >= JOBS_MAX {
-            return Err(WorkError::Overloaded(format!("{JOBS_MAX} jobs run already: wait for one, or cancel one")));
-        }
+        let too_many = |_| WorkError::Overloaded(format!("{JOBS_MAX} jobs run already: wait for one, or cancel one"));
+        let place = self.places.clone().try_acquire_owned().map_err(too_many)?;
         job.started_ns = self.lookups.reader.clock().now_ns();
         (job.path, job.state, job.retry_of) = (path.to_owned(), JobState::Running as i32, retry_of);
-        match self.proposer.propose(request.command(PutJob(job.clone()))).await? {
-            Repeatable::First(id) => job.id = id,
-            // Whoever recorded it has it run.
-            Repeatable::Repeated(answer) => return self.get(answer.job).await,
-        }
-        self.spawn(job.clone());
-        Ok(job)
+        let (jobs, command) = (self.clone(), request.command(PutJob(job.clone())));
+        let recorded = self.tasks.to_the_end(async move {
+            match jobs.proposer.propose(command).await? {
+                Repeatable::First(id) => job.id = id,
+                // Whoever recorded it has it run.
+                Repeatable::Repeated(answer) => return jobs.get(answer.job).await,
+            }
+            jobs.spawn(job.clone(), Some(place));
+            Ok(job)
+        });
+        recorded.await
     }
 
     /// Does with these files, and what is below these directories, what a job of this kind does, or looks at them
@@ -200,7 +207,7 @@ impl Jobs {
         self.tasks.shutdown().await;
     }
 
-    fn spawn(self: &Arc<Self>, job: Job) {
+    fn spawn(self: &Arc<Self>, job: Job, place: Option<OwnedSemaphorePermit>) {
         let kind = job.kind();
         let job = Arc::new(RunningJob::new(job, self.tasks.stop.child_token()));
         self.running.lock().insert(job.id, job.clone());
@@ -222,6 +229,7 @@ impl Jobs {
                 }
             }
             jobs.running.lock().remove(&job.id);
+            drop(place);
             job.recorded.cancel();
         });
     }

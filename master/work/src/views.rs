@@ -127,7 +127,7 @@ impl ViewMaker {
     pub async fn delete(&self, name: String) -> Result<View, WorkError> {
         let view = self.find(&GetViewRequest { name, id: 0 }).await?;
         let views = self.clone();
-        self.to_the_end(async move { views.take_away(view.id).await }).await
+        self.tasks.to_the_end(async move { views.take_away(view.id).await }).await
     }
 
     async fn turn(&self) -> Result<SemaphorePermit<'_>, WorkError> {
@@ -169,19 +169,6 @@ impl ViewMaker {
             tracing::warn!(view = name, "\"{key}\" of a view that is gone is left in its bucket for now: {error}");
         }
         Ok(removed)
-    }
-
-    /// Does something to its end while this master leads, though whoever has asked for it may be gone.
-    async fn to_the_end<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T, WorkError>> + Send + 'static,
-    ) -> Result<T, WorkError> {
-        let stop = self.tasks.stop.clone();
-        let done = self.tasks.tracker.spawn(async move { stop.run_until_cancelled(work).await });
-        match done.await {
-            Ok(Some(result)) => result,
-            _ => Err(WorkError::stopping()),
-        }
     }
 }
 

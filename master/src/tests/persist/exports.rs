@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use cavern_proto::master::{Job, JobKind, JobState, Kind, RenameMode};
-use cavern_work::Request;
 use cavern_work::mounts::changes::DetachPolicy;
+use cavern_work::{Request, WorkError};
+use futures::future::join_all;
 
 use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::{eventually, mount_request, new_bucket};
@@ -64,6 +65,26 @@ async fn an_export_brings_what_was_there_and_waits_for_nothing_else() {
     assert_eq!(bench.ended(all.id).await.state(), JobState::Done);
     bench.check().await;
     assert_eq!(bench.keys_below("top/one/"), 0);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_jobs_run_than_may_however_many_are_asked_for_at_once() {
+    let mut bench = Fixture::idle().await;
+    bench.directory("d", 1).await;
+    let gate = bench.fake.writes.clone();
+    let held = gate.write().await;
+    let (jobs, request) = (bench.master().services().jobs.clone(), Request::default());
+    let submit = || jobs.submit_once(&request, JobKind::Export, "/m/d", 0);
+    let (begun, refused): (Vec<_>, Vec<_>) =
+        join_all((0..40).map(|_| submit())).await.into_iter().partition(Result::is_ok);
+    assert_eq!((begun.len(), refused.len()), (16, 24));
+    assert!(refused.iter().all(|refused| matches!(refused, Err(WorkError::Overloaded(_)))), "{refused:?}");
+    drop(held);
+    for job in begun {
+        assert_eq!(bench.ended(job.unwrap().id).await.state(), JobState::Done);
+    }
+    eventually(|| async { submit().await.is_ok() }).await;
     bench.end().await;
 }
 

@@ -6,7 +6,7 @@ use cavern_proto::master::{
 use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX, StoreUri};
 use cavern_state::outcome::{Attachment, Repeatable};
-use cavern_ufs::{Contents, UfsError};
+use cavern_ufs::{Contents, Ufs, UfsError};
 
 use super::changes::{MountChanges, MountPolicy};
 use super::claim::Claimed;
@@ -44,7 +44,7 @@ impl MountChanges {
         let (mounts, wanted_existing) = (&self.lookups.mounts, wanted.existing());
         let mut mount = complete(wanted)?;
         let ufs = mounts.open_ufs(&mount)?;
-        let mut mounts_epoch = mounts.compare_with_others(&mount).await?;
+        let mounts_epoch = mounts.compare_with_others(&mount).await?;
         let contents = ufs.check().await?.contents;
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
@@ -59,6 +59,23 @@ impl MountChanges {
         };
         mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
+        let (changes, request) = (self.clone(), request.clone());
+        let recorded = self.tasks.to_the_end(async move {
+            changes.record(&request, (mount, wanted_existing), mounts_epoch, (&ufs, claimed)).await
+        });
+        let (mount, is_new) = recorded.await?;
+        Ok((mount, is_new.then_some(contents)))
+    }
+
+    /// Records a mount, and begins with it. Gives what is there then, and whether that was made now.
+    async fn record(
+        &self,
+        request: &Request,
+        (mount, wanted_existing): (Mount, Existing),
+        mut mounts_epoch: u64,
+        (ufs, claimed): (&Ufs, Claimed),
+    ) -> Result<(Mount, bool), WorkError> {
+        let mounts = &self.lookups.mounts;
         let recorded = loop {
             let sealed = mounts.seal(mount.clone())?;
             let attach = AttachMount { mount: Some(sealed), mounts_epoch };
@@ -69,17 +86,17 @@ impl MountChanges {
                 Repeatable::First(Attachment::Exists(existing)) => {
                     let existing = mounts.unseal(*existing)?;
                     if claimed == Claimed::Now && existing.uri != mount.uri {
-                        self.claims.release(&ufs, &mount).await;
+                        self.claims.release(ufs, &mount).await;
                     }
-                    return Ok((if_same(existing, mount, wanted_existing)?, None));
+                    return Ok((if_same(existing, mount, wanted_existing)?, false));
                 }
                 Repeatable::First(Attachment::Refused(reason)) => {
                     if claimed == Claimed::Now {
-                        self.claims.release(&ufs, &mount).await;
+                        self.claims.release(ufs, &mount).await;
                     }
                     return Err(WorkError::Refused(reason));
                 }
-                Repeatable::Repeated(answer) => return Ok((self.mounted_before(*answer)?, None)),
+                Repeatable::Repeated(answer) => return Ok((self.mounted_before(*answer)?, false)),
             }
         };
         let open = mounts.get(recorded.id)?;
@@ -91,7 +108,7 @@ impl MountChanges {
             true => self.lookups.listings.start_existing(open),
             false => self.lookups.listings.start_index(open),
         }
-        Ok((recorded, Some(contents)))
+        Ok((recorded, true))
     }
 
     /// The answer to a request that has made a mount.

@@ -7,6 +7,7 @@ use cavern_proto::master::Mount;
 
 use super::attach::{normalized, not_mounted};
 use super::claim::{Claims, TakeOver};
+use crate::background::TaskGroup;
 use crate::error::WorkError;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
@@ -18,6 +19,8 @@ pub struct MountChanges {
     pub persistence: Arc<Persistence>,
     pub proposer: Proposer,
     pub claims: Claims,
+    /// What the log has of a change is done here as well, though whoever has asked for it may be gone by then.
+    pub tasks: Arc<TaskGroup>,
 }
 
 impl MountChanges {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use cavern_conf::counted;
 use cavern_proto::master::{Mount, View, WriteType};
 use cavern_proto::record::RemoveMount;
-use cavern_state::outcome::{MountChange, Repeatable};
+use cavern_state::outcome::{MountChange, Repeatable, Requested};
 use tokio::time::Instant;
 
 use super::attach::{normalized, not_mounted};
@@ -64,20 +64,15 @@ impl MountChanges {
                 WriteType::FsMode if !discard => self.drained(&mount, began).await?,
                 _ => 0,
             };
-            let open = self.lookups.mounts.get(mount.id);
-            let remove = RemoveMount { mount_id: mount.id, change, discard };
-            let removed = match self.proposer.propose(request.command(remove)).await? {
+            let remove = request.command(RemoveMount { mount_id: mount.id, change, discard });
+            let changes = self.clone();
+            let removed = match self.tasks.to_the_end(async move { changes.remove(remove).await }).await? {
                 Repeatable::First(removed) => removed,
                 Repeatable::Repeated(answer) => return Ok(answer.mount.unwrap_or_default()),
             };
             match removed {
+                // The answer goes to a person: without credentials.
                 MountChange::Mount(removed) => {
-                    self.lookups.mounts.forget(removed.id);
-                    if let Ok(open) = open {
-                        self.claims.release(&open.ufs, &open.mount).await;
-                    }
-                    tracing::info!(mount = removed.path, "a bucket is unmounted");
-                    // The answer goes to a person: without credentials.
                     return Ok(Mount { options: std::collections::HashMap::new(), ..*removed });
                 }
                 MountChange::OutOfDate if began.elapsed() > DRAIN => {
@@ -90,6 +85,20 @@ impl MountChanges {
                 MountChange::NoSuchMount => return Err(not_mounted(&path)),
             }
         }
+    }
+
+    /// Records that a mount is gone, and lets go of its bucket.
+    async fn remove(&self, remove: Requested<RemoveMount>) -> Result<Repeatable<MountChange>, WorkError> {
+        let open = self.lookups.mounts.get(remove.command.mount_id);
+        let removed = self.proposer.propose(remove).await?;
+        if let Repeatable::First(MountChange::Mount(removed)) = &removed {
+            self.lookups.mounts.forget(removed.id);
+            if let Ok(open) = open {
+                self.claims.release(&open.ufs, &open.mount).await;
+            }
+            tracing::info!(mount = removed.path, "a bucket is unmounted");
+        }
+        Ok(removed)
     }
 
     /// Brings the bucket of a mount up to date. Answers the number of a change up to which it lacks nothing.

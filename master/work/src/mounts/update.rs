@@ -43,20 +43,27 @@ impl MountChanges {
             self.lookups.mounts.will_be(&wanted);
             self.recall_all(before.id).await?;
             let update = UpdateMount { mount: Some(self.lookups.mounts.seal(wanted.clone())?), mounts_epoch };
-            match self.proposer.propose(update).await? {
-                MountChange::Mount(_) => {
-                    self.lookups.mounts.reopen(wanted.id)?;
-                    if wanted.limits_users() {
-                        // Whoever has come to hold something meanwhile answers there by what was allowed before.
-                        self.recall_all(wanted.id).await?;
-                    }
-                    tracing::info!(mount = wanted.path, "a mount has got other options");
-                    return Ok(wanted);
-                }
+            let (changes, mount) = (self.clone(), wanted.clone());
+            match self.tasks.to_the_end(async move { changes.go_by(update, &mount).await }).await? {
+                MountChange::Mount(_) => return Ok(wanted),
                 MountChange::OutOfDate => {}
                 MountChange::NoSuchMount => return Err(not_mounted(&path)),
             }
         }
+    }
+
+    /// Records what a mount is to be, and goes by that.
+    async fn go_by(&self, update: UpdateMount, wanted: &Mount) -> Result<MountChange, WorkError> {
+        let recorded = self.proposer.propose(update).await?;
+        if let MountChange::Mount(_) = &recorded {
+            self.lookups.mounts.reopen(wanted.id)?;
+            if wanted.limits_users() {
+                // Whoever has come to hold something meanwhile answers there by what was allowed before.
+                self.recall_all(wanted.id).await?;
+            }
+            tracing::info!(mount = wanted.path, "a mount has got other options");
+        }
+        Ok(recorded)
     }
 
     /// Has a mount recalled for as long as it takes: a client that returns nothing loses its session before the end.

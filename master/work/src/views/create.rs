@@ -58,7 +58,7 @@ impl ViewMaker {
             async move { Box::pin(views.make(request, &progress, &gone)).await }
         };
         tokio::select! {
-            made = self.to_the_end(making) => made,
+            made = self.tasks.to_the_end(making) => made,
             () = report(answers, || progress.lock().clone()) => Err(WorkError::stopping()),
         }
     }

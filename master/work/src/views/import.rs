@@ -54,7 +54,7 @@ impl ViewMaker {
         let store = self.store_of(&store, &mount)?;
         let view = View { name, mount_id: mount.id(), imported: true, ..told };
         let views = self.clone();
-        self.to_the_end(async move { views.take_in(view, &store, file).await }).await
+        self.tasks.to_the_end(async move { views.take_in(view, &store, file).await }).await
     }
 
     async fn take_in(&self, view: View, store: &OpenMount, file: File) -> Result<View, WorkError> {
