@@ -520,8 +520,8 @@ fn finish(mut command: Command) -> Finished {
     }
 }
 
-/// Keeps the ports of a cluster from being given to another one while a process of it is stopped: sockets of these names
-/// are what `cv local up` sets a port aside by.
+/// Keeps the ports of a cluster from being given to another one while a process of it is stopped: `cv local up` sets
+/// ports aside by sockets of these names.
 fn set_aside(status: &Status) -> Vec<UnixListener> {
     let children = status.masters.iter().chain(&status.workers).chain(&status.fuse);
     let addresses = children.flat_map(|child| [&child.grpc, &child.data, &child.http]);
