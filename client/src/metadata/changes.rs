@@ -438,6 +438,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_answered_while_a_question_waits_for_earlier_answers_is_newer_than_its_mark() {
+        let metadata = metadata(None);
+        let inner = &metadata.inner;
+        let change = Change::Commit(CommitContent { inode: 7, ..CommitContent::default() });
+        let result = MutationResult::default();
+        let answer = LocalResult { result: result.clone(), is_overwrite: false, upgrade: None };
+        let (answered, number) = (Some(Box::new(answer)), Some(inner.log.lock().affected.next_number()));
+        let operation = Operation { answered, number, inodes: vec![7], ..Operation::must_deliver(change) };
+        inner.log.push(&mut inner.log.lock(), operation);
+        let asking = metadata.settled_mark(7);
+        tokio::pin!(asking);
+        assert!((&mut asking).now_or_never().is_none());
+        inner.names.recent.own_inode(7);
+        let _sent = inner.log.next_request(inner.names.recent.mark()).unwrap();
+        let call = inner.log.lock().take_answered().unwrap();
+        inner.apply_results(call, MutateReply { results: vec![result], event_seq: 0 }, 1);
+        let mark = asking.now_or_never().unwrap().unwrap();
+        assert!(inner.names.recent.since(mark).touch_inode(7));
+    }
+
+    #[tokio::test]
     async fn a_handover_waits_for_unlocks_and_has_what_was_closed_let_go_of() {
         let metadata = metadata(None);
         let inner = &metadata.inner;

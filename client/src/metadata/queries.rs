@@ -67,9 +67,9 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
         let parent = self.inode_of_master(parent).await?;
-        self.inner.settled(parent).await?;
+        let mark = self.settled_mark(parent).await?;
         let (metadata, name): (_, Box<[u8]>) = (self.clone(), name.into());
-        let (mark, patience) = (metadata.mark(), self.patience_in(parent, patience));
+        let patience = self.patience_in(parent, patience);
         let key = ((parent, name.clone()), mark, patience);
         let asked = async move {
             let (inner, name) = (&metadata.inner, bytes::Bytes::from(name));
@@ -92,8 +92,8 @@ impl Metadata {
 
     pub(super) async fn ask_node(&self, inode: u64, patience: RetryPolicy) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        self.inner.settled(inode).await?;
-        let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
+        let mark = self.settled_mark(inode).await?;
+        let (metadata, patience) = (self.clone(), self.patience_in(inode, patience));
         let asked = async move {
             let inner = &metadata.inner;
             let request = || GetInodeRequest { inode, session: inner.lease.session() };
@@ -110,6 +110,13 @@ impl Metadata {
         self.inner.questions.nodes.join((inode, mark, patience), asked).await
     }
 
+    /// Waits until what was answered about an inode is made. The mark is of before: what is answered here from then on
+    /// may be missing in the answer to a question that follows.
+    pub(super) async fn settled_mark(&self, inode: u64) -> Result<InvalidationMark, ClientError> {
+        let mark = self.mark();
+        self.inner.settled(inode).await.map(|()| mark)
+    }
+
     /// Nothing that is not cached is known of an fs-mode mount but by the master.
     fn patience_in(&self, directory: u64, patience: RetryPolicy) -> RetryPolicy {
         if self.inner.is_fs_mode(directory) { RetryPolicy::UntilDeadline } else { patience }
@@ -117,9 +124,8 @@ impl Metadata {
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        let inner = &self.inner;
+        let (inner, mark) = (&self.inner, self.mark());
         inner.all_settled().await?;
-        let mark = self.mark();
         let request = || ResolveRequest { path: path.to_owned(), session: inner.lease.session() };
         let entry = ask!(inner, "Resolve", resolve, request()).await?;
         self.cache_entry(entry, mark).await
@@ -221,9 +227,7 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<DirPage, ClientError> {
         let directory = self.inode_of_master(directory).await?;
-        // Before it is settled: what is answered here meanwhile may be missing in the answer.
-        let mark = self.mark();
-        self.inner.settled(directory).await?;
+        let mark = self.settled_mark(directory).await?;
         let (metadata, after): (_, Box<[u8]>) = (self.clone(), after.into());
         let patience = self.patience_in(directory, patience);
         let key = ((directory, after.clone()), limit, mark, patience);
