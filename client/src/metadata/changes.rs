@@ -336,7 +336,7 @@ impl Inner {
     ) -> Result<Option<Arc<Node>>, ClientError> {
         let Some(change) = &operation.mutation.change else { return Ok(None) };
         match operation.answered.as_deref() {
-            Some(answered) if result.errno == 0 => self.take_space(&answered.result, result),
+            Some(answered) if result.errno == 0 => self.take_space(&answered.result, result, mark),
             Some(answered) => self.lose_change(change, &answered.result, &result.reason),
             None => {}
         }
@@ -383,7 +383,7 @@ impl Inner {
     /// The master has made a change as it was answered here, by the same rules, and all that is known here is as it
     /// was, or newer. But for what the content of a file takes: a block behind its end takes something, too, and is
     /// known to the master alone. Nobody would be notified of that.
-    fn take_space(&self, answered: &MutationResult, made: &MutationResult) {
+    fn take_space(&self, answered: &MutationResult, made: &MutationResult, mark: InvalidationMark) {
         for attr in &made.attributes {
             let is_other = |known: &Attr| known.inode == attr.inode && known.allocated != attr.allocated;
             if !answered.attributes.iter().any(is_other) {
@@ -396,6 +396,10 @@ impl Inner {
             if let Some(known) = known {
                 self.names.recent.own_inode(attr.inode);
                 self.names.keep(&[Arc::new(known.with_attributes(attr))]);
+                // After it is in: what comes later than this look takes it out itself.
+                if self.names.recent.foreign_since(mark).touch_inode(attr.inode) {
+                    self.names.cache.forget_inode(attr.inode);
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::cache::{Cache, Found};
 use super::directory::Directories;
 use super::node::Node;
-use super::recent_invalidations::RecentInvalidations;
+use super::recent_invalidations::{InvalidationMark, RecentInvalidations};
 
 /// What is known of names and inodes. Bounded by `client.metadata_cache_entries`.
 pub(super) struct Names {
@@ -59,6 +59,35 @@ impl Names {
         if self.caching {
             self.cache.insert(nodes);
             self.entries.set(self.cache.len() as i64);
+        }
+    }
+
+    /// Enters nodes of an answer that was asked for at a mark, but those of which something has changed since then.
+    pub(super) fn keep_answer(&self, nodes: &[Arc<Node>], mark: InvalidationMark) {
+        self.recent.enter_since(mark, |changes| {
+            let untouched = nodes.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
+            self.keep(&untouched.cloned().collect::<Vec<_>>());
+        });
+    }
+
+    /// Enters what a name leads to, as it was asked at a mark, though the name has changed since then: by what was
+    /// asked about, as far as is known. Not where the inode has changed, or is not there any more.
+    pub(super) fn keep_current(&self, node: &Arc<Node>, mark: InvalidationMark) {
+        self.recent.enter_since(mark, |changes| {
+            if !changes.touch_inode(node.inode) {
+                self.keep(std::slice::from_ref(node));
+            }
+        });
+    }
+
+    /// Enters that a name leads nowhere, as was asked at a mark, unless that has changed since then.
+    pub(super) fn keep_absence(&self, parent: u64, name: &[u8], mark: InvalidationMark) {
+        if self.keeps_absences(parent) {
+            self.recent.enter_since(mark, |changes| {
+                if !changes.touch(parent, name, 0) {
+                    self.cache.insert_absent(parent, name);
+                }
+            });
         }
     }
 

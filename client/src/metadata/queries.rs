@@ -78,10 +78,7 @@ impl Metadata {
             match answer.await.map_err(ClientError::from) {
                 Ok(entry) => metadata.cache_entry(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
-                    let names = &inner.names;
-                    if names.keeps_absences(parent) && !names.recent.since(mark).touch(parent, &name, 0) {
-                        names.cache.insert_absent(parent, &name);
-                    }
+                    inner.names.keep_absence(parent, &name, mark);
                     Err(ClientError::NotFound(String::from_utf8_lossy(&name).into_owned()))
                 }
                 Err(error) => Err(error),
@@ -135,11 +132,11 @@ impl Metadata {
     /// was replaced; `NotFound` when it leads nowhere. For `consistency = always`, and when a version is found to be
     /// gone.
     pub async fn current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
-        let _asked = Stage::Metadata.begin();
+        let (_asked, mark) = (Stage::Metadata.begin(), self.mark());
         let current = tokio::select! {
             biased;
             directory = self.bucket_directory_in_outage(node.parent) => self.bucket_current(&directory, node).await,
-            current = self.ask_master_current(node) => current,
+            current = self.ask_master_current(node, mark) => current,
         };
         let gone = match &current {
             Ok(current) => current.inode != node.inode,
@@ -148,16 +145,15 @@ impl Metadata {
         if gone {
             self.inner.names.forget_entry(node.parent, &node.name, node.inode);
             if let Ok(current) = &current {
-                self.inner.names.keep(std::slice::from_ref(current));
+                self.inner.names.keep_current(current, mark);
             }
         }
         current
     }
 
-    async fn ask_master_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+    async fn ask_master_current(&self, node: &Node, mark: InvalidationMark) -> Result<Arc<Node>, ClientError> {
         let parent = self.inode_of_master(node.parent).await?;
-        let (mark, request) =
-            (self.mark(), RevalidateRequest { parent, name: node.name_bytes(), ..RevalidateRequest::default() });
+        let request = RevalidateRequest { parent, name: node.name_bytes(), ..RevalidateRequest::default() };
         self.cache_entry(self.revalidate(request).await?, mark).await
     }
 
@@ -190,7 +186,7 @@ impl Metadata {
         // The master notifies this client of it, too, but perhaps after the next lookup.
         self.inner.names.forget_entry(parent, name, 0);
         if let Ok(Some(current)) = &current {
-            self.inner.names.keep(std::slice::from_ref(current));
+            self.inner.names.keep_current(current, mark);
         }
         current
     }
@@ -257,7 +253,6 @@ impl Metadata {
         deadline: Instant,
     ) -> Result<DirPage, ClientError> {
         let inner = &self.inner;
-        let epoch = inner.names.directories.get(inode).map(|directory| directory.listing_epoch());
         let (name, session) = (bytes::Bytes::copy_from_slice(after), inner.lease.session());
         let request = || ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64, session };
         let answer = ask!(inner, "ReadDir", read_dir, request(), patience, deadline);
@@ -294,21 +289,15 @@ impl Metadata {
         // An answer that ends without saying so is cut: the next page goes on after it, if there is any.
         let is_whole = end && after.is_empty();
         end |= entries.is_empty();
-        let caught_up = inner.lease.catch_up(seq).await;
-        let changes = inner.names.recent.since(mark);
-        if inner.names.caching && caught_up {
-            if changes.none() {
-                inner.names.keep(&entries);
-                if let (Some((directory, _)), true) = (&known, after.is_empty() || epoch.is_some()) {
-                    let epoch = epoch.unwrap_or_else(|| directory.listing_epoch());
-                    directory.record(epoch, after, &entries, end);
-                }
-            } else {
-                let untouched = entries.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
-                inner.names.keep(&untouched.cloned().collect::<Vec<_>>());
-                if let (Some((directory, _)), true) = (&known, is_whole) {
-                    directory.record_names(&entries, || inner.names.recent.own_names_since(mark, inode));
-                }
+        let (caught_up, names) = (inner.lease.catch_up(seq).await, &inner.names);
+        if let Some((directory, _)) = known.filter(|_| names.caching && caught_up) {
+            // Before the look at what has changed: what changes later drops the listing, or is not in the one that is.
+            let epoch = directory.listing_epoch();
+            names.keep_answer(&entries, mark);
+            if names.recent.since(mark).none() {
+                directory.record(epoch, after, &entries, end);
+            } else if is_whole {
+                directory.record_names(&entries, || names.recent.own_names_since(mark, inode));
             }
         }
         Ok(DirPage { entries, end })
@@ -381,8 +370,8 @@ impl Metadata {
         }
         let node = Arc::new(Node::new(&entry, &attr, mount, location));
         // What is removed has no name to be found under.
-        if !node.is_removed() && !names.recent.since(mark).touch(node.parent, &node.name, node.inode) {
-            names.keep(std::slice::from_ref(&node));
+        if !node.is_removed() {
+            names.keep_answer(std::slice::from_ref(&node), mark);
         }
         Ok(node)
     }
@@ -432,7 +421,7 @@ impl Metadata {
     /// Whether something of an inode has changed since then, by whomever.
     pub(crate) fn has_changed_since(&self, mark: InvalidationMark) -> impl Fn(u64) -> bool + use<> {
         let changes = self.inner.names.recent.since(mark);
-        move |inode| changes.touch(0, b"", inode)
+        move |inode| changes.touch_inode(inode)
     }
 
     /// Has the blocks of files of fs-mode mounts dropped that the bucket has; what became of each, in the order of the

@@ -95,12 +95,18 @@ impl RecentInvalidations {
     }
 
     pub(super) fn since(&self, mark: InvalidationMark) -> Changes {
-        self.changes(mark, |_| true)
+        self.look_since(mark, |_| true, |changes| changes)
     }
 
     /// Without those of our own.
     pub(super) fn foreign_since(&self, mark: InvalidationMark) -> Changes {
-        self.changes(mark, |changed| changed.origin == ChangedBy::Foreign)
+        self.look_since(mark, |changed| changed.origin == ChangedBy::Foreign, |changes| changes)
+    }
+
+    /// Has something entered in the cache by what was invalidated since a mark. Whoever invalidates something says so
+    /// first, and takes it out of the cache then: what comes after this look finds there what was entered.
+    pub(super) fn enter_since(&self, mark: InvalidationMark, enter: impl FnOnce(&Changes)) {
+        self.look_since(mark, |_| true, |changes| enter(&changes));
     }
 
     /// What our own changes since a mark have had the names of a directory lead to (0: nowhere), in their order; `None`
@@ -120,17 +126,22 @@ impl RecentInvalidations {
         Some(names)
     }
 
-    fn changes(&self, mark: InvalidationMark, counts: impl Fn(&Invalidation) -> bool) -> Changes {
+    fn look_since<T>(
+        &self,
+        mark: InvalidationMark,
+        counts: impl Fn(&Invalidation) -> bool,
+        look: impl FnOnce(Changes) -> T,
+    ) -> T {
         let ring = self.ring.lock();
         let everything = mark.0 < ring.floor;
         let count = usize::try_from(ring.next - mark.0).unwrap_or(usize::MAX).min(ring.entries.len());
         let entries =
             || ring.entries.iter().rev().take(if everything { 0 } else { count }).filter(|changed| counts(changed));
-        Changes {
+        look(Changes {
             everything,
             names: entries().map(|changed| (changed.parent, changed.name.clone())).collect(),
             inodes: entries().map(|changed| changed.inode).filter(|inode| *inode != 0).collect(),
-        }
+        })
     }
 }
 
@@ -141,10 +152,12 @@ impl Changes {
 
     /// Whether an answer about this name and inode (0 for none) may be out of date.
     pub(super) fn touch(&self, parent: u64, name: &[u8], inode: u64) -> bool {
-        if self.none() {
-            return false;
-        }
-        self.everything || self.inodes.contains(&inode) || self.names.contains(&(parent, name.into()))
+        !self.none() && (self.touch_inode(inode) || self.names.contains(&(parent, name.into())))
+    }
+
+    /// Whether something that an inode was may be so no longer, whatever names lead to it.
+    pub(super) fn touch_inode(&self, inode: u64) -> bool {
+        self.everything || self.inodes.contains(&inode)
     }
 }
 
@@ -163,6 +176,30 @@ mod tests {
         let changes = recent.since(mark);
         assert!(changes.touch(1, b"a", 8) && changes.touch(2, b"z", 7) && changes.touch(2, b"z", 9));
         assert!(!changes.touch(1, b"before", 5) && !changes.touch(2, b"a", 6));
+    }
+
+    #[test]
+    fn an_inode_is_not_touched_by_what_became_of_others() {
+        let recent = RecentInvalidations::default();
+        let mark = recent.mark();
+        recent.inode(9);
+        recent.entry(1, b"a", 7);
+        let changes = recent.since(mark);
+        assert!(changes.touch_inode(9) && changes.touch_inode(7) && !changes.touch_inode(8));
+        recent.reset();
+        assert!(recent.since(mark).touch_inode(8));
+    }
+
+    #[test]
+    fn nothing_is_invalidated_between_a_look_and_what_is_entered_by_it() {
+        let recent = RecentInvalidations::default();
+        let mark = recent.mark();
+        recent.inode(9);
+        let mut is_alone = false;
+        recent.enter_since(mark, |changes| is_alone = changes.touch_inode(9) && recent.ring.try_lock().is_none());
+        assert!(is_alone);
+        recent.inode(10);
+        assert!(recent.since(mark).touch_inode(10));
     }
 
     #[test]
