@@ -180,9 +180,8 @@ impl FsFile {
         let Ok(_nobody_writes) = self.gate.try_write() else { return };
         // Where users are limited, what a hold gives a user is asked for once for each open.
         let is_of_user = self.state.lock().writer.is_some();
-        if self.open_ref.is_taken() && !is_of_user && self.is_committed() && self.shared.metadata.has_name(self.inode) {
+        if self.open_ref.is_taken() && !is_of_user && self.is_committed() && self.kept.drop_ref() {
             self.open_ref.dropped();
-            self.kept.drop_ref();
         }
     }
 }

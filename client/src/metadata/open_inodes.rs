@@ -85,13 +85,18 @@ impl OpenInodes {
         }
     }
 
-    /// Nobody writes to an inode that is open here and has a name: the session need not hold it.
-    fn drop_ref(&self, inode: u64) {
+    /// Nobody writes to an inode that is open here: the session need not hold it if it has a name, as it says itself.
+    fn drop_ref(&self, inode: u64, has_name: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
+        // With this locked: who takes the name from it has it held after this, or it has none here.
+        if !has_name() {
+            return false;
+        }
         if state.open.get_mut(&inode).is_some_and(|open| std::mem::take(&mut open.has_ref)) {
             state.releasing.insert(inode);
             self.left.notify_one();
         }
+        true
     }
 
     /// Something refers to an inode without having it open; whether it is not held yet.
@@ -179,9 +184,11 @@ impl OpenInode {
         metadata.change_by(Change::OpenToWrite(open), (0, 0), Some(user)).await.map(drop)
     }
 
-    /// The master need not keep its blocks any more. The inode has a name: who removes that has it held again.
-    pub(crate) fn drop_ref(&self) {
-        self.inner.open.inodes.drop_ref(self.inode);
+    /// The master need not keep its blocks any more, if the inode has a name: who removes that has it held again.
+    /// False where it has none, and stays held.
+    pub(crate) fn drop_ref(&self) -> bool {
+        let inner = &self.inner;
+        inner.open.inodes.drop_ref(self.inode, || inner.names.has_name(self.inode))
     }
 
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
@@ -349,6 +356,7 @@ fn log_lost_refs(gone: &[u64]) {
 mod tests {
     use cavern_proto::master::{MutateReply, MutationResult};
 
+    use super::super::cache::tests::node;
     use super::super::parts::tests::metadata;
     use super::*;
 
@@ -384,14 +392,29 @@ mod tests {
     fn what_nobody_writes_to_is_let_go_of_while_it_is_open() {
         let open = OpenInodes::default();
         open.opened(5);
-        open.drop_ref(5);
-        open.drop_ref(6);
-        assert!(releasing(&open).is_empty(), "it is not held");
+        let drop_ref = |inode| open.drop_ref(inode, || true);
+        assert!(drop_ref(5) && drop_ref(6) && releasing(&open).is_empty(), "it is not held");
         open.state.lock().add_ref(&[5]);
-        open.drop_ref(5);
+        assert!(drop_ref(5));
         assert_eq!((open.all(), releasing(&open)), (vec![(5, false)], vec![5]));
         open.state.lock().add_ref(&[5]);
         assert!(releasing(&open).is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_has_lost_its_name_stays_held_while_it_is_open() {
+        let metadata = metadata(None);
+        let inner = &metadata.inner;
+        inner.names.keep(&[node(5, 1, "a")]);
+        let kept = metadata.keep_held(5);
+        inner.names.forget_inode(5);
+        assert!(!kept.drop_ref());
+        assert_eq!((inner.open.inodes.all(), releasing(&inner.open.inodes)), (vec![(5, true)], vec![]));
+        inner.names.keep(&[node(5, 1, "b")]);
+        assert!(kept.drop_ref());
+        assert_eq!(releasing(&inner.open.inodes), [5]);
+        let is_locked = || inner.open.inodes.state.try_lock().is_none();
+        assert!(inner.open.inodes.drop_ref(5, is_locked), "nobody is told of a removal between the look and that");
     }
 
     #[test]
