@@ -105,8 +105,9 @@ impl Names {
         if attr.kind() == Kind::Directory {
             let directory = self.directories.ensure(attr.inode, Some(&mount), "");
             let epoch = directory.listing_epoch();
-            // Somebody else may have made the first file in it already.
-            let is_empty = || !self.recent.foreign_since(mark).touch(attr.inode, b"", attr.inode);
+            // Somebody else may have made the first file in it already; or a program here, that has listed it before.
+            let is_new = || !self.recent.foreign_since(mark).touch(attr.inode, b"", attr.inode);
+            let is_empty = || !directory.has_all_names() && is_new();
             if matches!(change, Change::Create(_)) && is_empty() {
                 directory.record(epoch, b"", &[], true);
             }
@@ -143,5 +144,37 @@ fn dentry_updates(change: &Change, result: &MutationResult) -> Vec<DentryUpdate>
             ]
         }
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_conf::schema;
+    use cavern_proto::master::{CreateInode, Mount};
+    use prometheus_client::metrics::gauge::Gauge;
+
+    use super::*;
+    use crate::mounts::MountView;
+
+    #[test]
+    fn what_was_made_in_a_new_directory_before_its_answer_is_taken_in_stays_known() {
+        let names = Names::new(100, true, &Gauge::default());
+        let mount = Mount { id: 1, uri: "memory://new-directory".into(), root_inode: 2, ..Mount::default() };
+        let mount = Arc::new(MountView::new(mount, &schema::Ufs::default(), None));
+        let attr = |inode| Attr { inode, kind: Kind::Directory.into(), nlink: 2, ..Attr::default() };
+        let made = |inode| {
+            let create = CreateInode { parent: 2, name: inode.to_string().into(), ..CreateInode::default() };
+            let result = MutationResult { inode, attributes: vec![attr(inode)], ..MutationResult::default() };
+            let mark = names.recent.mark();
+            names.apply_to_cache(&Change::Create(create), &result, mark, &mut Vec::new());
+            names.directories.get(inode).unwrap()
+        };
+        names.directories.ensure(2, Some(&mount), "");
+        assert!(made(3).is_known_empty());
+        // Others on this host have found it, listed it, and made a file.
+        let listed = names.directories.ensure(4, Some(&mount), "");
+        listed.record(listed.listing_epoch(), b"", &[], true);
+        listed.own_change(b"f", 5);
+        assert!(!made(4).is_known_empty() && !names.is_without(4, b"f"));
     }
 }
