@@ -132,17 +132,15 @@ impl OpenFileTable {
         self.enter(node, kept, None)
     }
 
-    /// Opens a file that has just been made here, of which nobody has written anything. Where it was made by a user by
-    /// whom that was checked, the session holds it, and he may write to it.
+    /// Opens a file that has just been made here. Where it was made by a user by whom that was checked, the session
+    /// holds it, and he may write to it.
     pub async fn open_new(&self, node: &Node, attr: &Attr, user: Option<&User>) -> Result<Arc<FsFile>, ClientError> {
-        let kept = match self.shared.metadata.keep_open_cached(node) {
-            Some(kept) => kept,
-            None => self.shared.metadata.keep_open(node).await?,
-        };
+        let (kept, is_as_made) = self.shared.metadata.keep_made(attr).await?;
         if user.is_some() {
             kept.note_ref();
         }
-        let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;
+        // What others have written to it by now the master says.
+        let content = self.enter(node, kept, is_as_made.then(|| Layout::without_blocks(attr)))?;
         content.is_written_by(user);
         if let Some(granted) = self.shared.prealloc.take(node.inode, content.mount.id()) {
             match &mut content.state.lock().known {
@@ -170,7 +168,7 @@ impl OpenFileTable {
         }
         let mount = node.mount.clone().filter(|mount| mount.is_fs_mode());
         let mount = mount.ok_or_else(|| ClientError::Invalid(format!("{node} is no file of an fs-mode mount")))?;
-        let (seen, gaps, was_there) = (kept.changes(), kept.gaps(), layout.is_none());
+        let (seen, gaps, was_there) = (kept.changes_before(), kept.gaps(), layout.is_none());
         let mut open = self.shared.open.lock();
         // Another may have been faster.
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {

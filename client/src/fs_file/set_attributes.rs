@@ -55,9 +55,12 @@ impl FsFile {
         }
         Failpoint::CutBegun.pass();
         let ended = self.reader.invalidate_on_drop();
+        // Before the question: what others change while it is answered may come behind it.
+        let seen = self.kept.changes();
         let changed = self.shared.metadata.change_by(Change::SetAttr(set), owner, user.cloned()).await?;
         Failpoint::CutAnswered.pass();
-        let (ends_in, is_alone) = self.apply_length(&set, &changed, cut_off.as_ref().map(|(index, _)| *index));
+        let block = cut_off.as_ref().map(|(index, _)| *index);
+        let (ends_in, is_alone) = self.apply_length(&set, (&changed, seen), block);
         // What was read meanwhile is of the layout before.
         drop(ended);
         self.note();
@@ -77,9 +80,15 @@ impl FsFile {
         Ok(changed)
     }
 
-    /// Takes in the length that was set. Gives the generation of a block, if the file has it still, and whether nobody
-    /// else has changed the file, or may write to it.
-    fn apply_length(&self, set: &SetAttr, changed: &Changed, block: Option<u32>) -> (Option<u32>, bool) {
+    /// Takes in the length that was set, and how often others had changed the file by when that was asked for. Gives
+    /// the generation of a block, if the file has it still, and whether nobody else has changed the file, or may write
+    /// to it.
+    fn apply_length(
+        &self,
+        set: &SetAttr,
+        (changed, seen_before): (&Changed, u64),
+        block: Option<u32>,
+    ) -> (Option<u32>, bool) {
         let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) else { return (None, false) };
         let mut state = self.state.lock();
         let State { known, seen, .. } = &mut *state;
@@ -87,7 +96,7 @@ impl FsFile {
             // Nothing of it is left.
             if size == 0 {
                 *known = Some(Known { layout: Layout::without_blocks(attr), ..Known::default() });
-                *seen = self.kept.changes();
+                *seen = seen_before;
             }
             self.shared.pages.forget(self.inode);
             return (None, false);

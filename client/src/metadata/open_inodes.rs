@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cavern_conf::backoff;
 use cavern_net::master::RetryPolicy;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CheckOpenRefsReply, CheckOpenRefsRequest, OpenToWrite, SetOpenRefs, User};
+use cavern_proto::master::{Attr, CheckOpenRefsReply, CheckOpenRefsRequest, OpenToWrite, SetOpenRefs, User};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -151,9 +151,15 @@ pub struct OpenInode {
     inner: Arc<Inner>,
     inode: u64,
     counters: Arc<ChangeCounters>,
+    changes_before: u64,
 }
 
 impl OpenInode {
+    /// [`Self::changes`] when it was opened.
+    pub(crate) fn changes_before(&self) -> u64 {
+        self.changes_before
+    }
+
     /// A number that grows whenever somebody else changes the inode: what was asked for before may be outdated then.
     pub fn changes(&self) -> u64 {
         self.counters.changes.load(Ordering::Acquire)
@@ -220,10 +226,29 @@ impl Metadata {
     /// Keeps an inode. `Stale` when it is gone.
     pub async fn keep_open(&self, node: &Node) -> Result<OpenInode, ClientError> {
         let kept = self.register_open(node.inode);
-        if self.ask_node(node.inode, RetryPolicy::UntilDeadline).await?.is_removed() {
-            self.inner.add_ref(&[node.inode]).await?;
+        self.ask_kept(node.inode).await.map(|_as_it_is| kept)
+    }
+
+    /// Keeps an inode that has just been made here with these attributes; and whether nobody has written to it before
+    /// it was kept. `Stale` when it is gone.
+    pub(crate) async fn keep_made(&self, made: &Attr) -> Result<(OpenInode, bool), ClientError> {
+        let kept = self.register_open(made.inode);
+        // After it was registered: what others change from now on is counted.
+        let current = match self.inner.names.cache.node(made.inode).filter(|known| !known.is_removed()) {
+            Some(known) => known,
+            None => self.ask_kept(made.inode).await?,
+        };
+        let is_as_made = current.posix().is_some_and(|posix| posix.version == made.version);
+        Ok((kept, is_as_made))
+    }
+
+    /// Asks the master about an inode that was registered, and has it held if it has lost its name.
+    async fn ask_kept(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
+        let node = self.ask_node(inode, RetryPolicy::UntilDeadline).await?;
+        if node.is_removed() {
+            self.inner.add_ref(&[inode]).await?;
         }
-        Ok(kept)
+        Ok(node)
     }
 
     /// Keeps a directory that is being opened, if it can go meanwhile: those of buckets are names, and nothing to keep.
@@ -252,7 +277,8 @@ impl Metadata {
 
     fn register_open(&self, inode: u64) -> OpenInode {
         let counters = self.inner.open.inodes.opened(inode);
-        OpenInode { inner: self.inner.clone(), inode, counters }
+        let changes_before = counters.changes.load(Ordering::Acquire);
+        OpenInode { inner: self.inner.clone(), inode, counters, changes_before }
     }
 }
 

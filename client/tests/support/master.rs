@@ -82,6 +82,8 @@ struct Service {
     mutating: Arc<tokio::sync::RwLock<()>>,
     /// What the next answer with the table of workers waits for.
     workers_held: Arc<Mutex<Option<oneshot::Receiver<()>>>>,
+    /// What the next answer about a name of the bucket waits for.
+    name_held: Arc<Mutex<Option<oneshot::Receiver<()>>>>,
 }
 
 impl Drop for FakeMaster {
@@ -169,6 +171,7 @@ impl FakeMaster {
             touching: Arc::default(),
             mutating: Arc::default(),
             workers_held: Arc::default(),
+            name_held: Arc::default(),
         };
         let master = Self { service, views: FakeViews::default(), port: Port::take(), server: Mutex::default() };
         master.serve(master.port.listen().unwrap());
@@ -185,6 +188,7 @@ impl FakeMaster {
             touching: Arc::default(),
             mutating: Arc::default(),
             workers_held: Arc::default(),
+            name_held: Arc::default(),
         };
         let master = Self { service, views: self.views.clone(), port: Port::take(), server: Mutex::default() };
         master.follow(Some(self));
@@ -390,6 +394,14 @@ impl FakeMaster {
     pub fn hold_workers(&self) -> oneshot::Sender<()> {
         let (release, held) = oneshot::channel();
         *self.service.workers_held.lock() = Some(held);
+        release
+    }
+
+    /// Whoever asks next what a name of the bucket leads to is told as it is then, and when what this answers has been
+    /// dropped.
+    pub fn hold_name(&self) -> oneshot::Sender<()> {
+        let (release, held) = oneshot::channel();
+        *self.service.name_held.lock() = Some(held);
         release
     }
 
@@ -613,9 +625,14 @@ impl Namespace for Service {
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
+        let (request, held) = (request.into_inner(), self.name_held.lock().take());
+        // Before the call is counted: who has seen that it was made decides about what is answered next.
+        let found = self.state.lock().child(request.parent, &request.name);
         self.enter("Revalidate").await?;
-        let request = request.into_inner();
-        self.state.lock().child(request.parent, &request.name).map(Response::new)
+        if let Some(held) = held {
+            let _released = held.await;
+        }
+        found.map(Response::new)
     }
 
     async fn refresh(&self, _: Request<RefreshRequest>) -> Result<Response<Refreshing>, Status> {
@@ -637,10 +654,13 @@ impl Namespace for Service {
                 let call = call?;
                 master.enter("Mutate").await?;
                 let _mutating = master.mutating.read().await;
-                let (answer, late) = {
+                let (answer, late, seq) = {
                     let mut state = master.state.lock();
-                    (state.mutate(call), state.mutations.late.take())
+                    let answer = state.mutate(call);
+                    let is_after_events = std::mem::take(&mut state.mutations.after_events);
+                    (answer, state.mutations.late.take(), if is_after_events { state.seq } else { 0 })
                 };
+                super::until("events are acknowledged", || master.state.lock().acknowledged >= seq).await;
                 tokio::time::sleep(late.unwrap_or_default()).await;
                 answer
             }

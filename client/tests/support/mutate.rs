@@ -35,6 +35,8 @@ pub struct Mutations {
     pub end_session: bool,
     /// Sent to the client before the answer to the next call: another client has changed this inode.
     pub meanwhile: Option<u64>,
+    /// The answer to the next call comes when the client has acknowledged all events before it.
+    pub after_events: bool,
     /// Errnos with which the next commits are refused.
     pub commit_refusals: VecDeque<i32>,
     /// The blocks that commits have named.
@@ -65,6 +67,9 @@ impl State {
         self.mutations.calls.push(Call { session, numbers, answered: request.answered });
         let results = request.mutations.into_iter().map(|mutation| self.mutate_once(session, mutation)).collect();
         if let Some(inode) = self.mutations.meanwhile.take() {
+            if let Some(attr) = self.entries.get_mut(&inode).and_then(|entry| entry.attr.as_mut()) {
+                attr.version += 1;
+            }
             self.announce(watch_event::Event::InodeChanged(inode));
         }
         if self.mutations.lose > 0 {
