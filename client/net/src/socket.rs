@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use bytes::{BufMut, BytesMut};
 use cavern_security::TlsSocket;
 use rustix::fs::sendfile;
-use rustix::net::{ReturnFlags, SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{ReturnFlags, SendAncillaryBuffer, SendFlags, connect_unspec, sendmsg};
 use tokio::io::{Interest, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -189,6 +189,19 @@ impl Socket {
         match self {
             Self::Tls(socket) => socket.flush(),
             Self::Tcp(_) | Self::Unix(_) => Ok(0),
+        }
+    }
+
+    /// Ends a TCP connection at once: what was written and has not arrived never will. Does nothing to a Unix socket,
+    /// where all has arrived.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn abort(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => Ok(connect_unspec(stream)?),
+            Self::Tls(socket) => socket.abort(),
+            Self::Unix(_) => Ok(()),
         }
     }
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, BufMut, BytesMut};
 use parking_lot::Mutex;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, connect_unspec, sendmsg};
 use rustls::Connection;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
@@ -217,6 +217,14 @@ impl TlsSocket {
     /// `WouldBlock` when it takes nothing although there is something.
     pub fn flush(&self) -> io::Result<usize> {
         self.send(&mut self.connection.lock(), SendFlags::empty())
+    }
+
+    /// Ends the connection at once: what was written and has not arrived never will.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn abort(&self) -> io::Result<()> {
+        Ok(connect_unspec(&self.stream)?)
     }
 
     /// As [`Self::flush`]. With `MORE` something follows at once, for which the kernel keeps a packet that is not full:

@@ -4,7 +4,8 @@
 //! task on the way out. One task sends at a time, and takes along what others put into the outbox meanwhile, so that
 //! nobody waits for a system call of somebody else's and requests of a burst share one. What does not fit into the
 //! socket is left to the connection's own task. That task also reads every answer and hands it to its asker. Requests
-//! in flight are bounded in bytes, as the worker asks for in its Hello.
+//! in flight are bounded in bytes, as the worker asks for in its Hello. A TCP connection on which a write is not
+//! answered in time is given up: what has not arrived would come behind what is written there later, over another one.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -20,6 +21,7 @@ use cavern_proto::frame::{Call, FrameHeader, FrameKind, PROTOCOL_VERSION, encode
 use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::frames::{Frame, FrameReader, Payload};
@@ -198,22 +200,29 @@ impl Connection {
         payload_limit: u32,
         wait: Duration,
     ) -> Result<(C::Reply, Bytes, Vec<OwnedFd>), NetError> {
-        let late = |_| {
+        let late = || {
             let (worker, address, waited_ms) = (self.worker, self.address.clone(), wait.as_millis() as u64);
-            Err(NetError::WorkerDeadline { worker, address, waited_ms })
+            NetError::WorkerDeadline { worker, address, waited_ms }
         };
-        let exchange = self.exchange(request, payload, payload_limit);
-        let Answer { message, payload, descriptors } =
-            tokio::time::timeout(wait, exchange).await.unwrap_or_else(late)?;
+        let answer = self.exchange(request, payload, payload_limit, Instant::now() + wait).await?;
+        let Answer { message, payload, descriptors } = answer.ok_or_else(late)?;
         let reply = decode::<C::Reply>(message);
         let reply = reply.map_err(|error| self.failed(format!("its answer cannot be read: {error}")))?;
         Ok((reply, payload, descriptors))
     }
 
-    async fn exchange<C: Call>(&self, request: &C, payload: Bytes, payload_limit: u32) -> Result<Answer, NetError> {
+    /// `None` when there is no answer by then.
+    async fn exchange<C: Call>(
+        &self,
+        request: &C,
+        payload: Bytes,
+        payload_limit: u32,
+        until: Instant,
+    ) -> Result<Option<Answer>, NetError> {
         let cost = (u64::from(payload_limit) + payload.len() as u64 + REQUEST_COST_BYTES) / 1024;
         let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.inflight_limit);
-        let _share = self.inflight.acquire_many(cost).await.map_err(|_closed| self.broken())?;
+        let Ok(share) = timeout_at(until, self.inflight.acquire_many(cost)).await else { return Ok(None) };
+        let _share = share.map_err(|_closed| self.broken())?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         // The pool lets no payload of more than a write's pass.
         let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
@@ -221,15 +230,32 @@ impl Connection {
         let (reply, answered) = oneshot::channel();
         self.send(frame, payload, Some((id, Pending { answer: C::ANSWER, payload_limit, reply })))?;
         let cancel = CancelOnDrop { connection: self, id };
-        let outcome = answered.await;
+        let outcome = timeout_at(until, answered).await;
+        if outcome.is_err() && C::KIND == FrameKind::Write {
+            self.give_up();
+        }
         drop(cancel);
         match outcome {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(failure)) => {
+            Ok(Ok(Ok(answer))) => Ok(Some(answer)),
+            Ok(Ok(Err(failure))) => {
                 Err(NetError::WorkerStatus { worker: self.worker, status: failure.status(), message: failure.message })
             }
-            Err(_dropped) => Err(self.broken()),
+            Ok(Err(_dropped)) => Err(self.broken()),
+            Err(_elapsed) => Ok(None),
         }
+    }
+
+    /// Nothing that is on its way over a TCP connection arrives any more. Over the Unix socket, of which there is one,
+    /// all arrives before what is sent later.
+    fn give_up(&self) {
+        if self.socket.passes_descriptors() {
+            return;
+        }
+        Self::close(&mut self.state.lock(), "a write was not answered in time".to_owned());
+        if let Err(error) = self.socket.abort() {
+            tracing::debug!(worker = self.worker, "a connection ends later: {error}");
+        }
+        self.handed_over.notify_one();
     }
 
     /// Puts a frame on its way, and the request that it belongs to on record.
@@ -464,8 +490,9 @@ async fn drive(
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
     use futures::future::join_all;
-    use tokio::net::UnixStream;
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
 
     use super::*;
     use crate::workers::secured;
@@ -477,6 +504,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Over {
         Unix,
+        Tcp,
         Tls,
     }
 
@@ -486,6 +514,11 @@ mod tests {
             Over::Unix => {
                 let (near, far) = UnixStream::pair().unwrap();
                 (Socket::Unix(near), Socket::Unix(far))
+            }
+            Over::Tcp => {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+                (Socket::Tcp(near), Socket::Tcp(listener.accept().await.unwrap().0))
             }
             Over::Tls => {
                 let (near, far) = secured::pair().await;
@@ -587,5 +620,32 @@ mod tests {
             assert!(matches!(ended, Err(NetError::WorkerConnection { .. })), "{ended:?}");
         }
         assert!(!connection.is_open());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_on_its_way_of_a_write_that_is_not_answered_in_time_does_not_arrive() {
+        let wait = Duration::from_millis(50);
+        let request = data::WriteRequest::default();
+        for over in [Over::Tcp, Over::Tls] {
+            let (connection, peer, _stop) = connected(over).await;
+            // More than the buffers of the sockets take.
+            let payload = Bytes::from(vec![0; 32 << 20]);
+            let ended = connection.call(&request, payload, 0, wait).await;
+            assert!(matches!(ended, Err(NetError::WorkerDeadline { .. })), "{ended:?}");
+            assert!(!connection.is_open());
+            let end = loop {
+                peer.ready(Interest::READABLE).await.unwrap();
+                match peer.try_read(&mut BytesMut::with_capacity(1 << 20)) {
+                    Ok(count) if count > 0 => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    end => break end.map_err(|error| error.kind()),
+                }
+            };
+            assert_eq!(end, Err(io::ErrorKind::ConnectionReset), "{over:?}");
+        }
+        // A retry goes the same way, behind it.
+        let (connection, _peer, _stop) = connected(Over::Unix).await;
+        let ended = connection.call(&request, Bytes::new(), 0, wait).await;
+        assert!(matches!(ended, Err(NetError::WorkerDeadline { .. })) && connection.is_open());
     }
 }
