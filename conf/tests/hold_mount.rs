@@ -78,6 +78,18 @@ impl Host {
         holder
     }
 
+    /// Waits until a process that holds `cv fuse` waits for its end: before that it starts another one.
+    #[track_caller]
+    fn wait_until_held(&self, holder: &Child) {
+        let pid = holder.id();
+        let waits = format!("flock\0{}\0true\0", self.path("run/lock").display());
+        until("it waits for the end", || {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+            let mut lines = children.split_whitespace().map(|child| fs::read(format!("/proc/{child}/cmdline")));
+            lines.any(|line| line.is_ok_and(|line| line == waits.as_bytes())).then_some(())
+        });
+    }
+
     /// The processes that a file names.
     fn noted(&self, name: &str) -> Vec<i32> {
         let lines = fs::read_to_string(self.path(name)).unwrap_or_default();
@@ -178,6 +190,7 @@ fn how_cv_fuse_ends_is_how_its_holder_does() {
     end(host.hold_begun(1), Signal::HUP);
     let mut holder = host.hold();
     host.wait_for("reloads", 1);
+    host.wait_until_held(&holder);
     signal(host.running()[0], Signal::TERM);
     assert_eq!(until("it ends", || holder.try_wait().unwrap()).code(), Some(7));
     let mut holder = host.hold_begun(2);

@@ -161,8 +161,8 @@ mod tests {
         let names = Names::new(100, true, &Gauge::default());
         let mount = Mount { id: 1, uri: "memory://new-directory".into(), root_inode: 2, ..Mount::default() };
         let mount = Arc::new(MountView::new(mount, &schema::Ufs::default(), None));
-        let attr = |inode| Attr { inode, kind: Kind::Directory.into(), nlink: 2, ..Attr::default() };
-        let made = |inode| {
+        let attr = |inode: u64| Attr { inode, kind: Kind::Directory.into(), nlink: 2, ..Attr::default() };
+        let made = |inode: u64| {
             let create = CreateInode { parent: 2, name: inode.to_string().into(), ..CreateInode::default() };
             let result = MutationResult { inode, attributes: vec![attr(inode)], ..MutationResult::default() };
             let mark = names.recent.mark();
