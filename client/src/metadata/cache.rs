@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::node::Node;
 
 /// Nodes inserted under one lock, so that readers of other entries wait for microseconds only.
-const INSERT_BATCH: usize = 64;
+pub(super) const INSERT_BATCH: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Cache {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cavern_proto::master::EntryChanged;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::cache::{Cache, Found};
+use super::cache::{Cache, Found, INSERT_BATCH};
 use super::directory::Directories;
 use super::node::Node;
 use super::recent_invalidations::{InvalidationMark, RecentInvalidations};
@@ -64,8 +64,8 @@ impl Names {
 
     /// Enters nodes of an answer that was asked for at a mark, but those of which something has changed since then.
     pub(super) fn keep_answer(&self, nodes: &[Arc<Node>], mark: InvalidationMark) {
-        self.recent.enter_since(mark, |changes| {
-            let untouched = nodes.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
+        self.recent.enter_since(mark, nodes.chunks(INSERT_BATCH), |changes, batch| {
+            let untouched = batch.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
             self.keep(&untouched.cloned().collect::<Vec<_>>());
         });
     }
@@ -73,7 +73,7 @@ impl Names {
     /// Enters what a name leads to, as it was asked at a mark, though the name has changed since then: by what was
     /// asked about, as far as is known. Not where the inode has changed, or is not there any more.
     pub(super) fn keep_current(&self, node: &Arc<Node>, mark: InvalidationMark) {
-        self.recent.enter_since(mark, |changes| {
+        self.recent.enter_since(mark, [node], |changes, node| {
             if !changes.touch_inode(node.inode) {
                 self.keep(std::slice::from_ref(node));
             }
@@ -83,7 +83,7 @@ impl Names {
     /// Enters that a name leads nowhere, as was asked at a mark, unless that has changed since then.
     pub(super) fn keep_absence(&self, parent: u64, name: &[u8], mark: InvalidationMark) {
         if self.keeps_absences(parent) {
-            self.recent.enter_since(mark, |changes| {
+            self.recent.enter_since(mark, [name], |changes, name| {
                 if !changes.touch(parent, name, 0) {
                     self.cache.insert_absent(parent, name);
                 }

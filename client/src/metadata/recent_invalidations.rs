@@ -44,7 +44,7 @@ enum ChangedBy {
 pub(crate) struct InvalidationMark(u64);
 
 /// What changed since a mark.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Changes {
     everything: bool,
     names: HashSet<(u64, Box<[u8]>)>,
@@ -95,18 +95,30 @@ impl RecentInvalidations {
     }
 
     pub(super) fn since(&self, mark: InvalidationMark) -> Changes {
-        self.look_since(mark, |_| true, |changes| changes)
+        self.changes(mark, |_| true)
     }
 
     /// Without those of our own.
     pub(super) fn foreign_since(&self, mark: InvalidationMark) -> Changes {
-        self.look_since(mark, |changed| changed.origin == ChangedBy::Foreign, |changes| changes)
+        self.changes(mark, |changed| changed.origin == ChangedBy::Foreign)
     }
 
-    /// Has something entered in the cache by what was invalidated since a mark. Whoever invalidates something says so
-    /// first, and takes it out of the cache then: what comes after this look finds there what was entered.
-    pub(super) fn enter_since(&self, mark: InvalidationMark, enter: impl FnOnce(&Changes)) {
-        self.look_since(mark, |_| true, |changes| enter(&changes));
+    /// Has the parts of an answer entered in the cache, each by what was invalidated since a mark. Whoever invalidates
+    /// something says so first, for which one part is waited for at most, and takes it out of the cache then: what
+    /// comes after the look finds there what was entered.
+    pub(super) fn enter_since<T>(
+        &self,
+        mark: InvalidationMark,
+        parts: impl IntoIterator<Item = T>,
+        mut enter: impl FnMut(&Changes, T),
+    ) {
+        let (mut changes, mut looked_at) = (Changes::default(), mark);
+        for part in parts {
+            let ring = self.ring.lock();
+            ring.add_since(looked_at, |_| true, &mut changes);
+            looked_at = InvalidationMark(ring.next);
+            enter(&changes, part);
+        }
     }
 
     /// What our own changes since a mark have had the names of a directory lead to (0: nowhere), in their order; `None`
@@ -126,22 +138,23 @@ impl RecentInvalidations {
         Some(names)
     }
 
-    fn look_since<T>(
-        &self,
-        mark: InvalidationMark,
-        counts: impl Fn(&Invalidation) -> bool,
-        look: impl FnOnce(Changes) -> T,
-    ) -> T {
-        let ring = self.ring.lock();
-        let everything = mark.0 < ring.floor;
-        let count = usize::try_from(ring.next - mark.0).unwrap_or(usize::MAX).min(ring.entries.len());
-        let entries =
-            || ring.entries.iter().rev().take(if everything { 0 } else { count }).filter(|changed| counts(changed));
-        look(Changes {
-            everything,
-            names: entries().map(|changed| (changed.parent, changed.name.clone())).collect(),
-            inodes: entries().map(|changed| changed.inode).filter(|inode| *inode != 0).collect(),
-        })
+    fn changes(&self, mark: InvalidationMark, counts: impl Fn(&Invalidation) -> bool) -> Changes {
+        let mut changes = Changes::default();
+        self.ring.lock().add_since(mark, counts, &mut changes);
+        changes
+    }
+}
+
+impl Ring {
+    /// Adds to what has changed what was invalidated since a mark, if it counts.
+    fn add_since(&self, mark: InvalidationMark, counts: impl Fn(&Invalidation) -> bool, changes: &mut Changes) {
+        changes.everything |= mark.0 < self.floor;
+        let since = usize::try_from(self.next - mark.0).unwrap_or(usize::MAX);
+        let count = if changes.everything { 0 } else { since };
+        for changed in self.entries.iter().rev().take(count).filter(|changed| counts(changed)) {
+            changes.names.insert((changed.parent, changed.name.clone()));
+            changes.inodes.extend(Some(changed.inode).filter(|inode| *inode != 0));
+        }
     }
 }
 
@@ -195,11 +208,18 @@ mod tests {
         let recent = RecentInvalidations::default();
         let mark = recent.mark();
         recent.inode(9);
-        let mut is_alone = false;
-        recent.enter_since(mark, |changes| is_alone = changes.touch_inode(9) && recent.ring.try_lock().is_none());
-        assert!(is_alone);
-        recent.inode(10);
-        assert!(recent.since(mark).touch_inode(10));
+        let mut entered = Vec::new();
+        // Between two parts something may be.
+        let parts = [0, 10].into_iter().inspect(|inode| recent.inode(*inode));
+        recent.enter_since(mark, parts, |changes, _part| {
+            assert!(recent.ring.try_lock().is_none());
+            entered.push([9, 10].map(|inode| changes.touch_inode(inode)));
+        });
+        assert_eq!(entered, [[true, false], [true, true]]);
+        let parts = [0, 1].into_iter().inspect(|part| (0..*part).for_each(|_| recent.reset()));
+        let mut touched = Vec::new();
+        recent.enter_since(recent.mark(), parts, |changes, _part| touched.push(changes.touch(3, b"x", 3)));
+        assert_eq!(touched, [false, true]);
     }
 
     #[test]
