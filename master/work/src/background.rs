@@ -174,6 +174,12 @@ impl TaskGroup {
         }
     }
 
+    /// Does something that is not given up half-way: a shutdown of the group waits for its end, which must come soon.
+    pub async fn finish(&self, work: impl Future<Output = ()> + Send + 'static) {
+        // One that panics has said so.
+        let _panicked = self.tracker.spawn(work).await;
+    }
+
     /// Ends all tasks. Nothing of them is under way when this returns.
     pub async fn shutdown(&self) {
         self.stop.cancel();

@@ -162,6 +162,23 @@ async fn a_step_under_way_is_dropped_when_its_group_is_shut_down() {
     other.shutdown().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_not_given_up_half_way_is_waited_for_when_its_group_is_shut_down() {
+    let (group, begun) = (Arc::new(TaskGroup::default()), Instant::now());
+    let own = group.clone();
+    let asked = group.to_the_end(async move {
+        own.finish(tokio::time::sleep(SECOND * 5)).await;
+        Ok(())
+    });
+    let ended = async {
+        tokio::time::sleep(SECOND).await;
+        group.shutdown().await;
+        begun.elapsed()
+    };
+    let (asked, ended) = tokio::join!(asked, ended);
+    assert!(asked.is_err() && ended >= SECOND * 5, "{asked:?} after {ended:?}");
+}
+
 #[test]
 fn a_task_that_goes_on_failing_does_not_flood_the_log() {
     let (mut progress, now) = (TaskProgress::default(), Instant::now());

@@ -86,13 +86,13 @@ impl MountChanges {
                 Repeatable::First(Attachment::Exists(existing)) => {
                     let existing = mounts.unseal(*existing)?;
                     if claimed == Claimed::Now && existing.uri != mount.uri {
-                        self.claims.release(ufs, &mount).await;
+                        self.give_up_claim(ufs, &mount).await;
                     }
                     return Ok((if_same(existing, mount, wanted_existing)?, false));
                 }
                 Repeatable::First(Attachment::Refused(reason)) => {
                     if claimed == Claimed::Now {
-                        self.claims.release(ufs, &mount).await;
+                        self.give_up_claim(ufs, &mount).await;
                     }
                     return Err(WorkError::Refused(reason));
                 }

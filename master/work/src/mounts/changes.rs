@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cavern_consensus::Proposer;
 use cavern_proto::master::Mount;
+use cavern_ufs::Ufs;
 
 use super::attach::{normalized, not_mounted};
 use super::claim::{Claims, TakeOver};
@@ -35,6 +36,13 @@ impl MountChanges {
         let open = self.lookups.mounts.get(mount.id)?;
         self.lookups.listings.restart_index(open.clone()).await?;
         Ok(open.mount.clone())
+    }
+
+    /// Gives up the claim of a mount that is gone, or was not made, also while this master ceases to lead: the next
+    /// leader does not know of it.
+    pub(super) async fn give_up_claim(&self, ufs: &Ufs, mount: &Mount) {
+        let (claims, ufs, mount) = (self.claims.clone(), ufs.clone(), mount.clone());
+        self.tasks.finish(async move { claims.release(&ufs, &mount).await }).await;
     }
 }
 

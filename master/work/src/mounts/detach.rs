@@ -94,7 +94,7 @@ impl MountChanges {
         if let Repeatable::First(MountChange::Mount(removed)) = &removed {
             self.lookups.mounts.forget(removed.id);
             if let Ok(open) = open {
-                self.claims.release(&open.ufs, &open.mount).await;
+                self.give_up_claim(&open.ufs, &open.mount).await;
             }
             tracing::info!(mount = removed.path, "a bucket is unmounted");
         }
