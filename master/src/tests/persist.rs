@@ -207,7 +207,7 @@ async fn a_name_that_another_file_has_got_is_not_written_for_the_one_of_many_nam
     }
     let gate = bench.fake.writes.clone();
     let held = gate.write().await;
-    let persistence = bench.master().services().persistence.clone();
+    let persistence = &bench.master().services().persistence;
     let waited = persistence.expedite(persistence.scope("/m").await.unwrap(), u64::MAX);
     let under_way = bench.fake.under_way.clone();
     eventually(|| async { under_way.load(Ordering::Acquire) == 1 }).await;

@@ -74,7 +74,7 @@ async fn no_more_jobs_run_than_may_however_many_are_asked_for_at_once() {
     bench.directory("d", 1).await;
     let gate = bench.fake.writes.clone();
     let held = gate.write().await;
-    let (jobs, request) = (bench.master().services().jobs.clone(), Request::default());
+    let (jobs, request) = (&bench.master().services().jobs, Request::default());
     let submit = || jobs.submit_once(&request, JobKind::Export, "/m/d", 0);
     let (begun, refused): (Vec<_>, Vec<_>) =
         join_all((0..40).map(|_| submit())).await.into_iter().partition(Result::is_ok);
